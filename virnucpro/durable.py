@@ -218,6 +218,17 @@ def sha256_of(path: Path) -> str:
         return _digest(file.fileno(), os.fstat(file.fileno()).st_size).hexdigest()
 
 
+def check_sha256(path: Path, digest: str | None) -> None:
+    """Raise ResultError unless the file is there with this hex sha256; reads all of it, about 1 s a GB."""
+    try:
+        found = sha256_of(path)
+    except OSError as error:
+        what = "is missing" if isinstance(error, FileNotFoundError) else error.strerror or str(error)
+        raise ResultError(path, what) from error
+    if found != digest:
+        raise ResultError(path, "damaged: its sha256 is not the one that run.json recorded")
+
+
 def check_seal(path: Path) -> bytes:
     """Check a sealed file against its trailer, and return the sha256 of everything before it."""
     with regular_or_result_error(path) as file:  # opened once: the name may be replaced while we read

@@ -301,7 +301,7 @@ PLAIN = {"compression": "none", "use_dictionary": False, "write_statistics": Fal
     ("content", "options", "what"),
     [
         (table(), PLAIN, None),
-        (arrow.table(COLUMNS), PLAIN, "has other columns"),
+        (arrow.table(COLUMNS), PLAIN, "has the columns"),
         (table(has_nulls=True), PLAIN, "neither with nulls"),
         (
             table(has_nulls=True, columns={"id": ["a", None], "embedding": [[1.0, 2.0], None]}),
@@ -341,11 +341,11 @@ def test_ids_that_are_not_utf_8_are_refused(tmp_path):
 @pytest.mark.parametrize(
     ("spoil", "what"),
     [
-        (lambda data: b"", "does not end as a Parquet file does"),
-        (lambda data: data[:-1], "does not end as a Parquet file does"),
-        (lambda data: data[:-8] + struct.pack("<I", 1 << 31) + b"PAR1", "states a footer of 2147483648 bytes"),
-        (lambda data: data[:-8] + struct.pack("<I", len(data) + 1) + b"PAR1", "states a footer"),
-        (lambda data: data[:-8] + struct.pack("<I", 3) + b"PAR1", "its footer is not that of a Parquet file"),
+        (lambda data: b"", "Parquet cannot read it"),
+        (lambda data: data[:-1], "Parquet cannot read it"),
+        (lambda data: data[:-8] + struct.pack("<I", 1 << 31) + b"PAR1", "Parquet cannot read it"),
+        (lambda data: data[:-8] + struct.pack("<I", len(data) + 1) + b"PAR1", "Parquet cannot read it"),
+        (lambda data: data[:-8] + struct.pack("<I", 3) + b"PAR1", "Parquet cannot read it"),
         (lambda data: data[-300:], "damaged|refused"),
         (lambda data: data[:4] + bytes(500) + data[504:], "Parquet cannot read it"),
     ],
@@ -368,14 +368,12 @@ def test_a_missing_file_and_a_folder_of_that_name_are_named(tmp_path):
         read_embeddings(tmp_path)
 
 
-def test_a_flipped_bit_in_the_rows_is_found_by_whoever_reads_them(made):
+def test_a_flipped_bit_in_the_rows_is_found_when_the_file_is_opened(made):
     path = aggregate(made, PARQUET).output_path
     group = pq.read_metadata(path).row_group(2).column(1)
     flip_bit(path, 8 * (group.data_page_offset + group.total_compressed_size - 6))
-    with read_embeddings(path) as found:
-        assert found["s1"].tobytes() == made.vector("s1").tobytes()
-        with pytest.raises(ResultError, match="CRC"):
-            found["s15"]
+    with pytest.raises(ResultError, match="CRC"):
+        read_embeddings(path)
     with pytest.raises(ResultError, match="CRC"):
         validate_result(path, made.index, expected_rows=41, expected_files=None)
 

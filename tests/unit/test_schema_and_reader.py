@@ -164,7 +164,7 @@ def test_a_result_is_a_mapping_in_the_order_of_its_rows(tmp_path):
 def test_rows_are_read_only_when_they_are_asked_for(tmp_path):
     path = write_result(tmp_path / "result.h5")
     found = Embeddings(path)
-    with h5py.File(path) as file:
+    with schema.open_hdf5(path, "r") as file:
         offset = file["embeddings"].id.get_offset()
     with path.open("rb+") as file:
         file.seek(offset + 12)

@@ -17,6 +17,7 @@ import numpy as np
 from virnucpro.data.frames import FRAMES, chunk_bounds, chunks_per_contig
 from virnucpro.errors import ResultError
 from virnucpro.store import schema
+from virnucpro.store.manifest import is_recorded
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -168,7 +169,7 @@ class RowStream:
 
     def __init__(self, path: Path) -> None:
         self.path = path
-        self._file, self._rows = schema.open_embeddings(path)
+        self._file, self._rows = schema.open_embeddings(path, is_known=is_recorded(path))
         self._ids = schema.iter_sequence_ids(self._file, path)
         self._ahead: list[str] = []
         self._next_row = 0
@@ -195,7 +196,8 @@ class RowStream:
                     upcoming = next(coming, None)
         taken = int(np.count_nonzero(has_row))
         del self._ahead[:taken]
-        rows: FloatArray = self._rows[self._next_row : self._next_row + taken]
+        with schema.damage_named(self.path):
+            rows: FloatArray = self._rows[self._next_row : self._next_row + taken]
         self._next_row += taken
         return has_row, rows
 

@@ -134,7 +134,9 @@ class _Contigs:
 
     def __init__(self, prediction: Path) -> None:
         layout = PredictionLayout(prediction)
-        finished_manifest(layout).check_whole(layout.contigs)
+        manifest = finished_manifest(layout)
+        manifest.check_whole(layout.contigs)
+        manifest.check_file(layout.contigs)
         self._path = layout.contigs
         self.names, self.lengths, self.calls = [], [], []
         for one in read_contig_calls(layout.contigs):

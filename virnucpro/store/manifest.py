@@ -25,7 +25,7 @@ from virnucpro import durable
 from virnucpro.choices import ResultForm
 from virnucpro.errors import ResultError
 from virnucpro.run_folders import read_bytes
-from virnucpro.run_layout import PredictionLayout
+from virnucpro.run_layout import FolderLayout, PredictionLayout
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Mapping
@@ -94,6 +94,11 @@ class Manifest:
             versions={"python": platform.python_version(), **{name: _installed_version(name) for name in packages}},
             **values,
         )
+
+    def check_file(self, file: Path) -> None:
+        """Raise ResultError where a file of the run's folder has not the recorded sha256; reads it, about 1 s a GB."""
+        if file.name in self.files:
+            durable.check_sha256(file, self.files[file.name])
 
     def end(self, state: str) -> None:
         """Note that the run ended just now, in this state."""
@@ -289,6 +294,22 @@ def read_manifest(path: Path) -> AnyManifest:
     if (problem := found.problem()) is not None:
         raise not_a_manifest(path, problem)
     return found
+
+
+def is_recorded(file: Path, folder: Path | None = None) -> bool:
+    """
+    Whether the ``run.json`` in *folder*, by default beside the file, records it; reads the file whole, about 1 s a GB.
+
+    Raises:
+        ResultError: The manifest is damaged, or the file has another sha256 than it recorded.
+    """
+    folder = file.parent if folder is None else folder
+    manifest = FolderLayout(folder).manifest
+    files = read_manifest(manifest).files if manifest.exists() else {}
+    name = file.relative_to(folder).as_posix()
+    if name in files:
+        durable.check_sha256(file, files[name])
+    return name in files
 
 
 def with_checksum(values: Mapping[str, Any]) -> bytes:

@@ -19,7 +19,6 @@ from collections import deque
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, BinaryIO
 
-import h5py
 import numpy as np
 
 from virnucpro import durable
@@ -33,6 +32,8 @@ from virnucpro.store.schema import BlockOrigin
 if TYPE_CHECKING:
     from collections.abc import Callable, Container, Iterator, Sequence
     from pathlib import Path
+
+    import h5py
 
     from virnucpro.arrays import BoolArray, FloatArray, IntArray
 
@@ -89,7 +90,7 @@ class SealedBlocks:
             with open(path, "rb", buffering=0, opener=only_regular) as sealed:
                 if durable.seal_of(sealed.fileno()) != checked:
                     raise SourceGoneError(path)
-        with schema.open_checked(path) as file:
+        with schema.open_checked(path) as file, schema.damage_named(path):
             rows = schema.embeddings_of(file, path)
             blocks = schema.integers_of(file, schema.BLOCKS, path, shape=(None, 3))
             positions = schema.integers_of(file, schema.POSITIONS, path, shape=(rows.shape[0],))
@@ -180,7 +181,7 @@ class SealedBlocks:
     def iter_sequence_ids(self) -> Iterator[list[str]]:
         """Yield the ids in row order, a bounded number at a time."""
         first = 0
-        with h5py.File(self.path, "r") as file:
+        with schema.open_hdf5(self.path, "r") as file:
             for names in schema.iter_sequence_ids(file, self.path):
                 if self.kept_rows is None:
                     yield names

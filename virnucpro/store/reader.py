@@ -242,6 +242,7 @@ def read_prediction(output_dir: str | Path) -> Prediction:
     """
     layout = PredictionLayout(Path(output_dir))
     manifest = finished_manifest(layout)
+    manifest.check_file(layout.contigs)
     return Prediction(
         output_dir=layout.output_dir,
         state=manifest.state,

@@ -15,13 +15,14 @@ import threading
 from contextlib import contextmanager
 from enum import IntEnum
 from itertools import pairwise
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import h5py
 import numpy as np
 
 from virnucpro.errors import ResultError
 from virnucpro.run_folders import only_regular
+from virnucpro.store.in_child import read_in_child
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator
@@ -61,6 +62,8 @@ class BlockOrigin(IntEnum):
 
 
 UTF8 = h5py.string_dtype(encoding="utf-8")
+_REFERENCE = np.dtype([("bytes", "<u4"), ("place", "V12")])
+"""An id in the dataset: the length of the text, and where the text is."""
 OVERHEAD_BYTES = 1 << 16
 """Most bytes of an HDF5 file of ours besides its rows and ids."""
 IDS_PER_WRITE = 8192
@@ -71,9 +74,17 @@ _GAP_BYTES = 1 << 14
 """Bytes between two rows that are read rather than skipped: about what a second read costs."""
 
 
-def open_checked(path: Path) -> h5py.File:
+def open_hdf5(path: Path | str, mode: str, **driver: Any) -> h5py.File:
+    """Open HDF5 without its own lock, which some file systems lack; the only place that calls ``h5py.File``."""
+    return h5py.File(path, mode, locking=False, **driver)
+
+
+def open_checked(path: Path, *, is_known: bool = False) -> h5py.File:
     """
     Open an HDF5 file that may come from anywhere.
+
+    *is_known*: it was written just now, or its sha256 is the recorded one; any other file is read in a child process
+    first.
 
     Raises:
         FileNotFoundError: There is no such file.
@@ -81,19 +92,42 @@ def open_checked(path: Path) -> h5py.File:
     """
     try:
         os.close(only_regular(os.fspath(path), os.O_RDONLY))  # HDF5 would wait for a pipe's writer
-        file = h5py.File(path, "r")
     except FileNotFoundError:
         raise
     except OSError as error:
         raise ResultError(path, f"not a readable HDF5 file ({error})") from error
-    try:
-        _refuse_foreign_storage(file, path)
-    except (OSError, RuntimeError, KeyError, ValueError, TypeError) as error:  # what h5py says of damaged metadata
-        file.close()
-        if isinstance(error, ResultError):
+    if not is_known:
+        read_in_child(path, _read_through)
+    with damage_named(path):
+        file = open_hdf5(path, "r")
+        try:
+            _refuse_foreign_storage(file, path)
+        except BaseException:
+            file.close()
             raise
-        raise ResultError(path, f"damaged: HDF5 cannot read its structure ({error})") from error
     return file
+
+
+@contextmanager
+def damage_named(path: Path) -> Iterator[None]:
+    """Turn what h5py raises of a damaged or unreadable file into ResultError."""
+    try:
+        yield
+    except ResultError:
+        raise
+    except (OSError, RuntimeError, KeyError, ValueError, TypeError, OverflowError) as error:
+        raise ResultError(path, f"not a readable HDF5 file, or damaged ({error})") from error
+
+
+def _read_through(path: Path) -> None:
+    """Read all that a reader may ask HDF5 for, except rows: these are plain bytes at a place that was checked."""
+    with open_checked(path, is_known=True) as file, damage_named(path):
+        embeddings_of(file, path)
+        for name in {BLOCKS, POSITIONS} & set(file):
+            file[name][()]
+        file.attrs.get(PLAN_FINGERPRINT)
+        for _ in iter_sequence_ids(file, path):
+            pass
 
 
 @contextmanager
@@ -108,13 +142,13 @@ def created(new: NewFile, *, most_bytes: int) -> Iterator[h5py.File]:
         empty.flush()
         new.write(empty.id.get_file_image())
     new.reserve(most_bytes)
-    with h5py.File(new.path, "r+") as file:
+    with open_hdf5(new.path, "r+") as file:
         yield file
 
 
 def in_memory(name: str) -> h5py.File:
     """Begin a file without a path. HDF5 takes two in memory of one name for the same: each thread has its own."""
-    return h5py.File(f"{name} {threading.get_ident()}", "w", driver="core", backing_store=False)
+    return open_hdf5(f"{name} {threading.get_ident()}", "w", driver="core", backing_store=False)
 
 
 def write_ids(file: h5py.File, num_rows: int, ids: Iterable[list[str]]) -> None:
@@ -168,17 +202,32 @@ def embeddings_of(file: h5py.File, path: Path) -> h5py.Dataset:
         raise ResultError(
             path, f"{SEQUENCE_IDS!r} has shape {ids.shape}, expected one id for each of {rows.shape[0]} rows"
         )
+    if ids.size and ids.dtype.hasobject and _id_bytes(ids, path) > file.id.get_filesize():
+        raise ResultError(path, f"{SEQUENCE_IDS!r} has more text than the file has bytes: refused")
     return rows
 
 
-def open_embeddings(path: Path) -> tuple[h5py.File, h5py.Dataset]:
+def _id_bytes(ids: h5py.Dataset, path: Path) -> int:
+    """Return the UTF-8 bytes of all ids, of which many may refer to one long text."""
+    offset = ids.id.get_offset()
+    if offset is None or ids.id.get_storage_size() != ids.size * _REFERENCE.itemsize:
+        raise ResultError(path, f"{SEQUENCE_IDS!r} is stored as in no file of ours: refused")
+    step, total = 1 << 20, 0
+    for at in range(0, ids.size, step):
+        place = offset + at * _REFERENCE.itemsize
+        total += int(np.fromfile(path, _REFERENCE, min(step, ids.size - at), offset=place)["bytes"].sum(dtype="u8"))
+    return total
+
+
+def open_embeddings(path: Path, *, is_known: bool = False) -> tuple[h5py.File, h5py.Dataset]:
     """Return an open file, which the caller closes, and its ``embeddings_of``; ResultError where it has none."""
     try:
-        file = open_checked(path)
+        file = open_checked(path, is_known=is_known)
     except FileNotFoundError as error:
         raise ResultError(path, "is missing") from error
     try:
-        return file, embeddings_of(file, path)
+        with damage_named(path):
+            return file, embeddings_of(file, path)
     except ResultError:
         file.close()
         raise
@@ -203,7 +252,8 @@ def iter_sequence_ids(file: h5py.File, path: Path) -> Iterator[list[str]]:
 
 def sequence_ids_in(file: h5py.File, path: Path, rows: slice) -> list[str]:
     """Return the ids of neighbouring rows. Raises ResultError: an id is not UTF-8."""
-    raw: list[bytes] = _dataset(file, SEQUENCE_IDS, path)[rows].tolist()
+    with damage_named(path):
+        raw: list[bytes] = _dataset(file, SEQUENCE_IDS, path)[rows].tolist()
     try:
         return [item.decode("utf-8") for item in raw]
     except UnicodeDecodeError as error:

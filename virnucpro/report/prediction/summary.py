@@ -23,7 +23,7 @@ from virnucpro.errors import ResultError, printable
 from virnucpro.report.figure import round_up
 from virnucpro.report.prediction.viral_records import read_records
 from virnucpro.store.contig_table import Call, ContigCall, read_contig_calls
-from virnucpro.store.manifest import PredictionManifest
+from virnucpro.store.manifest import FINISHED, PredictionManifest
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator, Mapping, Sequence
@@ -272,6 +272,9 @@ class Summary:
 
 def summarise(layout: PredictionLayout) -> Summary:
     summary = Summary(PredictionManifest.read(layout.manifest))
+    if summary.manifest.state in FINISHED:  # else the run that wrote the tables has not ended
+        for path in (layout.contigs, layout.viral_regions):
+            summary.manifest.check_file(path)
     table, viral_sample, other_sample = _Best(TABLE_CONTIGS), _Best(SCATTER_POINTS), _Best(SCATTER_POINTS)
     viral_tracks, other_tracks = _Best(TRACKS_READ), _Best(OTHER_TRACKS)
     for contig in read_contig_lines(layout.contigs, layout.viral_regions):

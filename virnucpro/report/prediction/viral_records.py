@@ -9,6 +9,7 @@ from virnucpro.errors import ResultError
 from virnucpro.models.contigs.gene_finding import Genes
 from virnucpro.models.contigs.nucleotide_codes import encode
 from virnucpro.models.contigs.pieces import Pieces
+from virnucpro.run_folders import only_regular
 
 if TYPE_CHECKING:
     from collections.abc import Collection, Iterator
@@ -46,7 +47,9 @@ def find_genes(record: str) -> list[Gene]:
 def read_records(path: Path, wanted: Collection[str]) -> dict[str, str]:
     """Return the *wanted* records, by the contig's name; one that is not there is left out."""
     try:
-        with path.open(encoding="utf-8", errors="replace", newline="\n") as file:  # a header may hold any bytes
+        with open(
+            path, encoding="utf-8", errors="replace", newline="\n", opener=only_regular
+        ) as file:  # a header may hold any bytes
             return {name: record for name, record in _records(file, wanted) if name in wanted} if wanted else {}
     except FileNotFoundError:
         return {}  # the user has removed it

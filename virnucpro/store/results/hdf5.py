@@ -16,6 +16,7 @@ from virnucpro import durable
 from virnucpro.errors import OutputError, ResultError
 from virnucpro.run_layout import ShardedLayout
 from virnucpro.store import schema
+from virnucpro.store.manifest import is_recorded
 from virnucpro.store.results import id_index
 from virnucpro.store.results.id_index import IdIndex, id_hashes
 from virnucpro.store.results.result import IdOrder, Result, RowNumbers, check_finite, check_rows
@@ -58,7 +59,7 @@ class SingleFile(Result):
 
     def validate(self, expected: ExpectedRows, *, hosts: Hosts | None = None) -> None:  # noqa: ARG002
         self.check_bytes(self.path, expected)
-        for _ in check_file(self.path, expected.num_rows, IdOrder(expected)):
+        for _ in check_file(self.path, expected.num_rows, IdOrder(expected), is_known=expected.files is not None):
             pass
 
     def open(self) -> _FileRows:
@@ -82,9 +83,9 @@ def write_file(path: Path, rows: NewRows) -> None:
             schema.write_rows(new, offset, rows.hidden_dim, numbers, some)
 
 
-def check_file(path: Path, expected_rows: int, order: IdOrder) -> Iterator[list[str]]:
+def check_file(path: Path, expected_rows: int, order: IdOrder, *, is_known: bool) -> Iterator[list[str]]:
     """Check one HDF5 file of rows, whose ids are the next of *order*, and yield its ids; else ResultError."""
-    with schema.open_checked(path) as file:
+    with schema.open_checked(path, is_known=is_known) as file, schema.damage_named(path):
         rows = schema.embeddings_of(file, path)
         check_rows(rows.shape[0], expected_rows, path)
         for names in schema.iter_sequence_ids(file, path):
@@ -97,7 +98,8 @@ def check_file(path: Path, expected_rows: int, order: IdOrder) -> Iterator[list[
 
 class _FileRows(RowNumbers):
     def __init__(self, path: Path) -> None:
-        self._file, self._rows = schema.open_embeddings(path)
+        self._file, self._rows = schema.open_embeddings(path, is_known=is_recorded(path))
+        self._path = path
         try:
             super().__init__(tuple(n for names in schema.iter_sequence_ids(self._file, path) for n in names), path)
         except ResultError:
@@ -110,7 +112,8 @@ class _FileRows(RowNumbers):
 
     def read(self, rows: slice | IntArray) -> FloatArray:
         is_nothing = not isinstance(rows, slice) and not len(rows)
-        found: FloatArray = self._rows[:0] if is_nothing else self._rows[rows]
+        with schema.damage_named(self._path):
+            found: FloatArray = self._rows[:0] if is_nothing else self._rows[rows]
         return found
 
     def close(self) -> None:
@@ -198,7 +201,7 @@ class Shards(Result):
                 for number, rows in enumerate(bounds):
                     shard = self.layout.shard(number, len(bounds))
                     self.check_bytes(shard, expected)
-                    yield from check_file(shard, len(rows), order)
+                    yield from check_file(shard, len(rows), order, is_known=expected.files is not None)
 
             ids.check(_hashes(checked(), expected.num_rows))
         finally:
@@ -247,7 +250,7 @@ class ShardProof:
         rows = self._bounds[number]
         shard = self.result.layout.shard(number, len(self._bounds))
         self.result.check_bytes(shard, self.expected)
-        for _ in check_file(shard, len(rows), IdOrder(self.expected, rows)):
+        for _ in check_file(shard, len(rows), IdOrder(self.expected, rows), is_known=self.expected.files is not None):
             pass
 
 

@@ -2,8 +2,8 @@
 A result in one Apache Parquet file: ``id``, and ``embedding``, a list of float32 of fixed size.
 
 Equal rows give equal bytes for the same pyarrow: nothing is compressed, and no date is written. A row group has the
-rows of a shard, at most 1 GiB; one at a time is in memory while it is written or read by id. Files may come from
-anywhere: what the footer states is compared with the size of the file before any of it is read.
+rows of a shard, at most 1 GiB; one at a time is in memory while it is written or read by id. A file of which no
+``run.json`` has the sha256 is read in a child process first: some damage makes pyarrow abort.
 """
 
 from __future__ import annotations
@@ -22,8 +22,9 @@ import numpy as np
 from virnucpro import durable
 from virnucpro.errors import ConfigurationError, ResultError, printable
 from virnucpro.store import schema
+from virnucpro.store.in_child import read_in_child
+from virnucpro.store.manifest import is_recorded
 from virnucpro.store.results.hdf5 import most_rows_of_shard, shard_bounds
-from virnucpro.store.results.parquet_footer import read_footer
 from virnucpro.store.results.result import IdOrder, Result, RowNumbers, check_finite, check_rows
 
 if TYPE_CHECKING:
@@ -31,13 +32,10 @@ if TYPE_CHECKING:
     from pathlib import Path
 
     from virnucpro.arrays import FloatArray, IntArray
-    from virnucpro.store.results.parquet_footer import Group
     from virnucpro.store.results.result import ExpectedRows, Hosts, NewRows
 
 
 ID, EMBEDDING = "id", "embedding"
-_KINDS = ((6, (b"id",)), (4, (b"embedding", b"list", b"element")))
-"""Physical types (6 bytes, 4 float) and paths of the columns."""
 _GROUP_BYTES = 1 << 12
 """Most bytes of a row group in the footer."""
 _READ_BYTES = 1 << 20
@@ -79,7 +77,7 @@ class ParquetFile(Result):
 
     def validate(self, expected: ExpectedRows, *, hosts: Hosts | None = None) -> None:  # noqa: ARG002
         self.check_bytes(self.path, expected)
-        file = _OpenFile(self.path)
+        file = _OpenFile(self.path, is_known=expected.files is not None)
         try:
             check_rows(file.num_rows, expected.num_rows, self.path)
             order = IdOrder(expected)
@@ -180,11 +178,16 @@ class _Sink(io.RawIOBase):
 class _OpenFile:
     """An open Parquet file of this form; ``ResultError`` where it is missing, damaged or another one."""
 
-    def __init__(self, path: Path) -> None:
+    def __init__(self, path: Path, *, is_known: bool) -> None:
         self.path = path
-        groups = read_footer(path, _KINDS)
-        self.starts: list[int] = np.cumsum([0, *(group.num_rows for group in groups)]).tolist()
-        """Number of the first row of each row group, and of all rows."""
+        try:
+            durable.regular_or_result_error(path).close()
+        except FileNotFoundError as error:
+            raise ResultError(path, "is missing") from error
+        _arrow()
+        _parquet()  # which the child must not import
+        if not is_known:
+            read_in_child(path, _read_through)
         with self._damage_named():
             self._file = _parquet().ParquetFile(
                 _arrow().OSFile(os.fspath(path)),
@@ -194,7 +197,11 @@ class _OpenFile:
             )
         try:
             with self._damage_named():
-                self.hidden_dim = self._checked_width(groups)
+                self.hidden_dim = self._checked_width()
+                about = self._file.metadata
+                groups = [about.row_group(number) for number in range(about.num_row_groups)]
+                self.starts: list[int] = np.cumsum([0, *(group.num_rows for group in groups)]).tolist()
+                """Number of the first row of each row group, and of all rows."""
         except ResultError:
             self.close()
             raise
@@ -234,17 +241,19 @@ class _OpenFile:
         found: FloatArray = lists.flatten().to_numpy().reshape(len(lists), self.hidden_dim)
         return found
 
-    def _checked_width(self, groups: list[Group]) -> int:
+    def _checked_width(self) -> int:
         columns = self._file.schema_arrow
         width = getattr(columns.types[1], "list_size", -1) if columns.names == [ID, EMBEDDING] else -1
         if width < 0 or not columns.equals(_schema(width)):
             found = printable(", ".join(f"{field.name}: {field.type}" for field in columns)[:200])
             wanted = f"{ID}: string and {EMBEDDING}: fixed_size_list of float32, neither with nulls"
             raise ResultError(self.path, f"has the columns {found}; expected {wanted}")
-        for group in groups:
-            for column, values in zip(group.columns, (group.num_rows, group.num_rows * width), strict=True):
-                if column.num_values != values or 4 * values > column.num_bytes or not values:
-                    raise ResultError(self.path, f"states {group.num_rows} rows that are not in the file: refused")
+        about = self._file.metadata
+        for column in (
+            about.row_group(number).column(place) for number in range(about.num_row_groups) for place in (0, 1)
+        ):
+            if column.compression != "UNCOMPRESSED" or not {"PLAIN", "RLE"}.issuperset(column.encodings):
+                raise ResultError(self.path, "is compressed or encoded, as no file of ours is: refused")
         return int(width)
 
     @contextmanager
@@ -257,11 +266,20 @@ class _OpenFile:
             raise ResultError(self.path, f"damaged: Parquet cannot read it ({printable(str(error))})") from error
 
 
+def _read_through(path: Path) -> None:
+    """Read all that a reader may read."""
+    file = _OpenFile(path, is_known=True)
+    for _ in file.iter_ids():
+        pass
+    for number in range(len(file.starts) - 1):
+        file.group(number)
+
+
 class _ParquetRows(RowNumbers):
     """The rows of a Parquet file, whose last row group stays in memory. May be used from several threads."""
 
     def __init__(self, path: Path) -> None:
-        self._file = _OpenFile(path)
+        self._file = _OpenFile(path, is_known=is_recorded(path))
         try:
             super().__init__(tuple(name for names in self._file.iter_ids() for name in names), path)
         except ResultError:

@@ -191,8 +191,8 @@ class Result(ABC):
         """Raise ``ResultError`` where a file is missing or has another sha256 than expected."""
         if not file.is_file():
             raise ResultError(file, "is missing")
-        if expected.files is not None and durable.sha256_of(file) != expected.files.get(self.name_of(file)):
-            raise ResultError(file, "damaged: its sha256 is not the one that run.json recorded")
+        if expected.files is not None:
+            durable.check_sha256(file, expected.files.get(self.name_of(file)))
 
 
 class IdOrder:

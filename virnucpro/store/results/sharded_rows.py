@@ -17,6 +17,7 @@ import numpy as np
 
 from virnucpro.errors import ResultError
 from virnucpro.store import schema
+from virnucpro.store.manifest import is_recorded
 from virnucpro.store.results.id_index import IdIndex
 
 if TYPE_CHECKING:
@@ -43,7 +44,10 @@ class ShardedRows:
 
     def __init__(self, layout: ShardedLayout) -> None:
         self._layout = layout
+        is_recorded(layout.index, layout.folder.parent)
         self._index = IdIndex(layout.index)
+        self._checked: set[int] = set()
+        """Shards whose sha256 was compared, or that a child process has read."""
         self._open: OrderedDict[int, tuple[h5py.File, h5py.Dataset]] = OrderedDict()
         self._lock = threading.Lock()
         there = {path.name for path in layout.folder.iterdir()}
@@ -89,7 +93,9 @@ class ShardedRows:
         filled = 0
         for shard, wanted in self._near_runs(numbers, most_gap=most_gap, most_rows=most_rows):
             with self._lock:
-                data = self._opened(shard)[1][wanted[0] : wanted[-1] + 1]
+                rows_of_shard = self._opened(shard)[1]
+                with schema.damage_named(self._path(shard)):
+                    data = rows_of_shard[wanted[0] : wanted[-1] + 1]
             found[filled : filled + len(wanted)] = data[wanted - wanted[0]]
             filled += len(wanted)
         return found
@@ -149,7 +155,9 @@ class ShardedRows:
             raise ResultError(path, error.strerror or str(error)) from error
         if size_bytes != index.shard_bytes[number]:
             raise ResultError(path, f"damaged: has {size_bytes} bytes instead of {index.shard_bytes[number]}")
-        file, rows = schema.open_embeddings(path)
+        is_known = number in self._checked or is_recorded(path, self._layout.folder.parent)
+        file, rows = schema.open_embeddings(path, is_known=is_known)
+        self._checked.add(number)
         first = number * index.rows_per_shard
         expected = (min(index.num_rows - first, index.rows_per_shard), index.hidden_dim)
         if rows.shape != expected:

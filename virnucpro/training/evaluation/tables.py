@@ -17,7 +17,7 @@ import numpy as np
 from virnucpro.errors import BadInputError, InputProblem, printable
 from virnucpro.run_layout import PredictionLayout
 from virnucpro.store.contig_table import COLUMNS
-from virnucpro.store.manifest import PredictionManifest
+from virnucpro.store.reader import finished_manifest
 from virnucpro.training.genomes.delimited_tables import DelimitedTable, shown, whole_number
 from virnucpro.training.genomes.labelled_genomes import LABEL_WORDS
 
@@ -25,6 +25,7 @@ if TYPE_CHECKING:
     from pathlib import Path
 
     from virnucpro.arrays import BoolArray, DoubleArray, IntArray
+    from virnucpro.store.manifest import PredictionManifest
     from virnucpro.training.genomes.delimited_tables import Problems, Row
 
 LABELS = LABEL_WORDS | {"1": True, "0": False, "non-viral": False, "not virus": False}
@@ -173,6 +174,10 @@ def read_scores(
 
     The columns are ``contig`` and ``score`` by default, and always in a table of ours. *name* is the name in results.
     """
+    manifest = _manifest_of(path)
+    if manifest is not None:
+        manifest.check_file(path)
+        manifest.check_whole(path)
     table = DelimitedTable(path, unquoted_header=COLUMNS)
     problems = table.problems
     id_place = table.column(ID_COLUMN if table.is_ours else id_column or ID_COLUMN, "--id-column")
@@ -202,9 +207,6 @@ def read_scores(
     problems.raise_if_any()
     if not lines:
         problems.refuse(None, "no contig after its header", "give it a line a contig")
-    manifest = _manifest_of(path) if table.is_ours else None
-    if manifest is not None:
-        manifest.check_whole(path)
     stem = path.name.removesuffix(".gz").rpartition(".")[0] or path.name
     return ScoreTable(
         path=path,
@@ -253,8 +255,8 @@ def _score(text: str) -> float | None:
 
 
 def _manifest_of(path: Path) -> PredictionManifest | None:
-    """Return the manifest beside a table of ours; None if the table was copied elsewhere."""
+    """Return the manifest of a finished prediction beside a table of ours; None if the table was copied elsewhere."""
     layout = PredictionLayout(path.parent)
     if path.name != layout.contigs.name or not layout.manifest.exists():
         return None
-    return PredictionManifest.read(layout.manifest)
+    return finished_manifest(layout)
