@@ -30,11 +30,11 @@ from prefect.logging import get_run_logger
 from prefect.states import Completed, Scheduled
 from pydantic import AfterValidator, Field
 
-from flows.run.allowed_roots import PathNotAllowedError, check_allowed
+from flows.run.allowed_roots import check_allowed
 from flows.run.form import titled
 from flows.run.names import run_name
 from flows.run.outcome import ended
-from virnucpro.errors import ConfigurationError, RunLockedError, VirNucProError, printable
+from virnucpro.errors import ConfigurationError, PathNotAllowedError, RunLockedError, VirNucProError, printable
 from virnucpro.knobs import Text
 from virnucpro.pipeline.run.run import new_run_id
 from virnucpro.store.inbox import (

@@ -37,9 +37,10 @@ from prefect.logging import get_run_logger
 from prefect.runtime import deployment
 from prefect.states import Completed
 
-from flows.run.allowed_roots import DATA_ROOTS, allowed_roots, is_under
+from flows.run.allowed_roots import data_roots
 from flows.run.form import titled
 from flows.run.outcome import ended
+from virnucpro.allowed_roots import is_under
 from virnucpro.errors import VirNucProError, printable
 from virnucpro.pipeline.run.removal import remove_old_run
 from virnucpro.run_layout import FolderLayout
@@ -142,7 +143,7 @@ class _Retention:
         folder = _folder(run)
         if folder is None or folder in self.freed_bytes:
             return ""
-        roots = allowed_roots(DATA_ROOTS, is_deployed=deployment.id is not None)
+        roots = data_roots(is_deployed=deployment.id is not None)
         if roots is not None and (str(folder) in roots or not is_under(str(folder), roots)):
             raise OSError(f"{folder} is not below a folder that the worker allows")
         if not FolderLayout(folder).manifest.exists():

@@ -10,10 +10,13 @@ from __future__ import annotations
 
 import hashlib
 import json
+import os
 from dataclasses import dataclass, field
+from functools import partial
 from importlib.metadata import version
 from typing import TYPE_CHECKING, Self
 
+from virnucpro.allowed_roots import DATA_ROOTS
 from virnucpro.choices import (
     AUTO_TOKEN_BUDGET,
     DEFAULT_MAX_RESIDUES,
@@ -105,6 +108,8 @@ class ModelConfig:
     """As resolved for the model: residues (of DNA: nucleotides) of a sequence that are embedded."""
     settings: EmbeddingSettings = field(default_factory=_default_settings)
     """As the user gave them."""
+    data_roots: str | None = field(default_factory=partial(os.environ.get, DATA_ROOTS))
+    """Folders that input may be in, as the driver's environment has them; hosts without a setting have the same."""
     sequences_per_part: int = 4096
     """Sequences after which a worker makes its finished blocks durable. Never changes a row."""
 

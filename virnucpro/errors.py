@@ -141,6 +141,20 @@ class ConfigurationError(VirNucProError, ValueError):
     exit_code = ExitCode.CONFIGURATION
 
 
+class PathNotAllowedError(ConfigurationError):
+    """A path leads outside the folders that the worker allows."""
+
+    def __init__(self, parameter: str, path: str, variable: str, roots: list[str]) -> None:
+        self.parameter = parameter
+        self.path = path
+        allowed = ", ".join(printable(root) for root in roots) or "none"
+        setting = variable if variable in os.environ else "VIRNUCPRO_DATA_ROOTS"
+        super().__init__(
+            f"{parameter}: {printable(path)} is not under a folder that the worker allows ({setting}: {allowed}); "
+            f"nothing was read"
+        )
+
+
 class UnknownModelError(ConfigurationError):
     def __init__(self, name: str, known: Sequence[str]) -> None:
         self.name = name

@@ -10,40 +10,26 @@ In a process of the user's own, as with ``virnucpro embed --flow``, the variable
 
 import os
 from collections.abc import Iterable
-from pathlib import Path
 
 from prefect.runtime import deployment
 
-from virnucpro.errors import ConfigurationError, printable
-
-DATA_ROOTS = "VIRNUCPRO_DATA_ROOTS"
-"""Environment variable of the worker: folders of input, output, caches and metrics targets."""
-MODEL_ROOTS = "VIRNUCPRO_MODEL_ROOTS"
-"""Likewise, for models, classifiers and weights."""
-
-
-class PathNotAllowedError(ConfigurationError):
-    """A path lies outside the worker's allowed roots."""
-
-    def __init__(self, parameter: str, path: str, variable: str, roots: list[str]) -> None:
-        self.parameter = parameter
-        self.path = path
-        allowed = ", ".join(printable(root) for root in roots) or "none"
-        setting = next((name for name in (variable, DATA_ROOTS) if name in os.environ), None)
-        where = setting or "by default the folder that the flow runs in"
-        super().__init__(
-            f"{parameter}: {printable(path)} is not under a folder that the worker allows ({where}: {allowed}); "
-            f"nothing was opened"
-        )
+from virnucpro import allowed_roots
+from virnucpro.allowed_roots import DATA_ROOTS, MODEL_ROOTS, is_under
+from virnucpro.errors import PathNotAllowedError
 
 
 def check_allowed(
     *, data: dict[str, str | Iterable[str] | None], models: dict[str, str | Iterable[str] | None] | None = None
 ) -> None:
-    """Refuse paths outside the allowed roots; both arguments map parameter to path or paths."""
-    is_deployed = deployment.id is not None
+    """
+    Refuse paths outside the allowed roots; both arguments map parameter to path or paths.
+
+    A deployment's own folder becomes the setting of its process where there is none, for whatever the run opens later.
+    """
+    if deployment.id is not None:
+        os.environ.setdefault(DATA_ROOTS, os.path.realpath("."))
     for variable, given in ((DATA_ROOTS, data), (MODEL_ROOTS, models or {})):
-        roots = allowed_roots(variable, is_deployed=is_deployed)
+        roots = allowed_roots.allowed_roots(variable)
         if roots is None:
             continue
         for parameter, paths in given.items():
@@ -52,16 +38,7 @@ def check_allowed(
                     raise PathNotAllowedError(parameter, path, variable, roots)
 
 
-def allowed_roots(variable: str, *, is_deployed: bool) -> list[str] | None:
-    """Return the folders that *variable* allows, links resolved; None where everything is allowed."""
-    setting = os.environ.get(variable)
-    if setting is None and variable == MODEL_ROOTS:
-        return allowed_roots(DATA_ROOTS, is_deployed=is_deployed)
-    if setting is None:
-        return [os.path.realpath(".")] if is_deployed else None
-    return [os.path.realpath(root) for root in setting.split(os.pathsep) if root]
-
-
-def is_under(path: str, roots: list[str]) -> bool:
-    """Whether a path, links resolved, is one of the folders or below one."""
-    return "\0" not in path and any(Path(os.path.realpath(path)).is_relative_to(root) for root in roots)
+def data_roots(*, is_deployed: bool) -> list[str] | None:
+    """Return the folders of data, links resolved; None where everything is allowed."""
+    roots = allowed_roots.allowed_roots(DATA_ROOTS)
+    return [os.path.realpath(".")] if roots is None and is_deployed else roots

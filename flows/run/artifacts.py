@@ -8,7 +8,8 @@ from typing import Any
 from prefect.artifacts import create_markdown_artifact, create_table_artifact
 from prefect.runtime import deployment
 
-from flows.run.allowed_roots import DATA_ROOTS, allowed_roots, is_under
+from flows.run.allowed_roots import data_roots
+from virnucpro.allowed_roots import is_under
 from virnucpro.pipeline.prediction.result import PredictionResult
 from virnucpro.pipeline.run.run_result import RunResult
 from virnucpro.report.prediction.artifacts import markdown_text, report_markdown, report_table
@@ -97,7 +98,7 @@ def embedding_markdown(result: RunResult, rows: list[dict[str, Any]]) -> str:
 def served_url(path: Path) -> str | None:
     """Return the http address of a report, None where none is served: no server is named, or the path is elsewhere."""
     base = os.environ.get(REPORTS_URL, "")
-    roots = allowed_roots(DATA_ROOTS, is_deployed=deployment.id is not None)
+    roots = data_roots(is_deployed=deployment.id is not None)
     if not base.startswith(("https://", "http://")) or roots is None or not is_under(str(path), roots):
         return None
     return base.rstrip("/") + address_of(path)

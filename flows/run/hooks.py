@@ -22,8 +22,9 @@ from prefect.logging.handlers import APILogWorker
 from prefect.logging.loggers import flow_run_logger
 from prefect.states import Crashed
 
-from flows.run.allowed_roots import DATA_ROOTS, allowed_roots, is_under
+from flows.run.allowed_roots import data_roots
 from flows.run.api import REQUEST_TIMEOUT_S, client_that_asks_once
+from virnucpro.allowed_roots import is_under
 from virnucpro.errors import ResultError, VirNucProError, printable
 from virnucpro.pipeline.run.interruption import mark_interrupted
 from virnucpro.pipeline.run.run_status import RunStatus
@@ -82,7 +83,7 @@ def _end_parts(flow_run: FlowRun, state: State[Any]) -> None:
 def _aftermath(flow_run: FlowRun, *, has_failed: bool) -> list[str]:
     """Mark a killed run as stopped; return what is there and what to do, a sentence each, a short one first."""
     given = flow_run.parameters.get("output_dir")
-    roots = allowed_roots(DATA_ROOTS, is_deployed=flow_run.deployment_id is not None)
+    roots = data_roots(is_deployed=flow_run.deployment_id is not None)
     if not isinstance(given, str) or not given:
         return ["The run has no output folder.", "Nothing was computed."]
     if roots is not None and not is_under(given, roots):

@@ -13,8 +13,10 @@ from prefect.client.schemas.objects import FlowRun
 from flows.embed import embed
 from flows.predict import predict
 from flows.run import hooks
-from flows.run.allowed_roots import DATA_ROOTS, MODEL_ROOTS, PathNotAllowedError, check_allowed
+from flows.run.allowed_roots import check_allowed
 from flows.run.artifacts import REPORTS_URL, served_url
+from virnucpro.allowed_roots import DATA_ROOTS, MODEL_ROOTS
+from virnucpro.errors import PathNotAllowedError
 from virnucpro.this_host import host_name
 
 
@@ -84,7 +86,7 @@ def test_a_deployment_without_the_variable_has_its_own_folder_and_a_persons_own_
     request.getfixturevalue("deployed")
     check_allowed(data={"output_dir": "out"}, models={"model": str(roots / "data" / "m")})
     for given in ({"data": {"output_dir": "/etc"}}, {"data": {}, "models": {"model": "../models/m"}}):
-        with pytest.raises(PathNotAllowedError, match="by default the folder that the flow runs in"):
+        with pytest.raises(PathNotAllowedError, match=rf"{DATA_ROOTS}: {roots / 'data'}"):
             check_allowed(**given)
 
 

@@ -16,11 +16,11 @@ pytest.importorskip("prefect")
 from prefect.testing.utilities import prefect_test_harness
 
 from flows.predict import predict, run_from_command_line
-from flows.run.allowed_roots import DATA_ROOTS
 from flows.run.artifacts import REPORTS_URL
 from tests.flows.on_a_server import FirstWorkerKiller, artifact, worker_processes
 from tests.predictions import real_classifier, tables
 from tests.strategies import write_fasta
+from virnucpro.allowed_roots import DATA_ROOTS
 from virnucpro.errors import BadInputError, ClassifierMismatchError
 from virnucpro.pipeline.prediction import letters, part_jobs, part_work
 from virnucpro.pipeline.run.verification import verify_run

@@ -24,11 +24,11 @@ from grafana_foundation_sdk.models.prometheus import Dataquery
 from typer.main import get_command
 
 from flows.exporter import SERVER_METRICS
-from flows.run.allowed_roots import DATA_ROOTS
 from flows.run.metrics_by_default import MACHINE_FOLDER, OWN_FOLDER
 from tests.conftest import REPOSITORY
 from tests.dashboard import DASHBOARD, OBSERVABILITY, panels, substituted, variables
 from tests.debian_programs import program
+from virnucpro.allowed_roots import DATA_ROOTS
 from virnucpro.cli import command_line
 from virnucpro.knobs import settings_of
 from virnucpro.settings import Monitoring

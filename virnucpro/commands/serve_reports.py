@@ -10,11 +10,10 @@ from typing import Annotated
 
 import typer
 
+from virnucpro.allowed_roots import DATA_ROOTS
 from virnucpro.commands.options import output_folder
 from virnucpro.errors import ConfigurationError, ExitCode, printable
 
-DATA_ROOTS = "VIRNUCPRO_DATA_ROOTS"
-"""As the worker has it, see ``flows.run.allowed_roots``."""
 PORT = 4201
 """Beside Prefect's 4200."""
 

@@ -17,6 +17,7 @@ from typing import TYPE_CHECKING, Any, Protocol
 
 import numpy as np
 
+from virnucpro.allowed_roots import open_data
 from virnucpro.config import DEFAULT_RULES, InputRules, fingerprint
 from virnucpro.data.fasta import letters_of, read_record
 from virnucpro.data.index.build import IndexedFile, build_index
@@ -25,7 +26,6 @@ from virnucpro.data.reading.fasta_block import HASH_BYTES, sequence_hash
 from virnucpro.data.reading.input_files import DEFAULT_MAX_UNPACKED_BYTES, hash_content, open_regular
 from virnucpro.data.reading.problems import SkippedRecord, read_skipped
 from virnucpro.errors import BadInputError, ConfigurationError, IndexFormatError, InputChangedError
-from virnucpro.run_folders import only_regular
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
@@ -304,7 +304,7 @@ class SequenceIndex:
         if descriptor is None:
             if len(self._descriptors) == _MAX_OPEN_FILES:
                 self._close_files()
-            descriptor = only_regular(self.files[file_number].read_path, os.O_RDONLY)
+            descriptor = open_data(self.files[file_number].read_path)
             self._descriptors[file_number] = descriptor
         return descriptor
 

@@ -19,6 +19,7 @@ from typing import TYPE_CHECKING
 from safetensors import SafetensorError, safe_open
 
 from virnucpro import durable
+from virnucpro.allowed_roots import open_model
 from virnucpro.choices import (
     DEFAULT_DNA_MODEL,
     DEFAULT_MAX_RESIDUES,
@@ -218,7 +219,7 @@ def resolve_model(
         OutputError: Downloaded weights cannot be written.
     """
     if is_path(name_or_path):
-        path = locate_weights(name_or_path)
+        check_model_path(path := locate_weights(name_or_path))
         return ResolvedModel(
             name=path.stem, weights_path=path, weights_sha256=durable.sha256_of(path), family=family_of(path)
         )
@@ -249,6 +250,14 @@ def resolve_model(
         hidden_dim=spec.hidden_dim,
         family=spec.family,
     )
+
+
+def check_model_path(path: Path) -> None:
+    """Raise PathNotAllowedError or WeightsError unless *path*, which the user gave, is where models may be."""
+    try:
+        os.close(open_model(os.fspath(path)))
+    except OSError as error:
+        raise WeightsError(path.stem, f"{path} cannot be read ({error.strerror})") from error
 
 
 def family_of(path: Path) -> ModelFamily:

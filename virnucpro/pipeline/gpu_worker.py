@@ -22,10 +22,12 @@ import structlog
 import torch
 
 from virnucpro import spans
+from virnucpro.allowed_roots import DATA_ROOTS
 from virnucpro.choices import KERNEL_SEPARATOR
 from virnucpro.data.packing import make_plan
 from virnucpro.data.sequence_index import SequenceIndex
 from virnucpro.errors import ConfigurationError
+from virnucpro.models.registry import check_model_path, is_path
 from virnucpro.pipeline.blocks.block_work import BlockWork
 from virnucpro.pipeline.devices import CPU_TOKEN, VISIBLE_VARIABLE, Device
 from virnucpro.pipeline.failures import FailureClass, exit_code_of
@@ -101,6 +103,8 @@ def begin_logging(
     rank: int, layout: RunLayout, config: ModelConfig, reports: ReportPipe, assignment: Assignment | None = None
 ) -> None:
     """Send what this process logs to the rank's file, bound with what it belongs to; warnings to the parent as well."""
+    if config.data_roots is not None:
+        os.environ.setdefault(DATA_ROOTS, config.data_roots)
     bound: dict[str, object] = {"host": host_name(), "device": own_label(), **known_labels()}
     if assignment is not None:
         bound |= {"run_id": assignment.run_id, "attempt": assignment.attempt}
@@ -168,6 +172,8 @@ def load_model(config: ModelConfig, device: torch.device, reports: ReportPipe) -
     started_s = time.monotonic()
     module, function = config.loader.split(":")
     load = getattr(importlib.import_module(module), function)
+    if is_path(config.settings.model):
+        check_model_path(Path(config.weights_path))
     with spans.span(spans.PREPARING, name="load model"):
         model, tokenizer = load(config.weights_path, device, precision=config.precision)
     seconds = round(time.monotonic() - started_s, 3)

@@ -18,6 +18,7 @@ from enum import StrEnum
 from typing import TYPE_CHECKING
 
 from virnucpro import durable
+from virnucpro.allowed_roots import check_open
 from virnucpro.choices import SequenceKind
 from virnucpro.data.reading.compressed import BLOCK_BYTES, GZIP, MOST_START_BYTES, UNPACKING_ERRORS, packing_of
 from virnucpro.data.reading.read_formats import (
@@ -146,7 +147,13 @@ def _sniffed(
 
 @contextmanager
 def open_regular(path: str) -> Iterator[int]:
-    """Open a regular file for reading; BadInputError with the system's text where that fails."""
+    """
+    Open a regular file for reading.
+
+    Raises:
+        BadInputError: It cannot be opened.
+        PathNotAllowedError: The name leads outside the allowed folders.
+    """
     if path == STDIN:
         raise _unusable(path, "only the commands predict and embed read standard input", _SAVE_FIRST)
     try:
@@ -160,6 +167,7 @@ def open_regular(path: str) -> Iterator[int]:
             raise _unusable(path, os.strerror(errno.EISDIR), "name the FASTA files in it")
         if not stat.S_ISREG(mode):
             raise _unusable(path, "not a regular file (a pipe, socket or device)", _SAVE_FIRST)
+        check_open(descriptor, path)
         yield descriptor
     finally:
         os.close(descriptor)

@@ -19,10 +19,17 @@ import numpy as np
 from safetensors import SafetensorError
 from safetensors.numpy import load
 
+from virnucpro.allowed_roots import open_model
 from virnucpro.choices import DEFAULT_CLASSIFIER
-from virnucpro.errors import ClassifierFileError, ClassifierMismatchError, UnknownClassifierError, WeightsError
+from virnucpro.errors import (
+    ClassifierFileError,
+    ClassifierMismatchError,
+    PathNotAllowedError,
+    UnknownClassifierError,
+    WeightsError,
+)
 from virnucpro.models.registry import BUNDLED_WEIGHTS_DIR, ResolvedModel
-from virnucpro.run_folders import read_bytes
+from virnucpro.run_folders import only_regular
 
 if TYPE_CHECKING:
     from virnucpro.arrays import FloatArray
@@ -162,7 +169,7 @@ class ClassifierCard:
 def read_card(folder: Path) -> ClassifierCard:
     path = folder / CARD_NAME
     try:
-        values: dict[str, Any] = json.loads(read_bytes(path))
+        values: dict[str, Any] = json.loads(_content(path))
         _require(values.get("kind") == "classifier", "it is of something else than a classifier")
         _require(values.get("format") == CARD_FORMAT, f"its format is {values.get('format')!r}, not {CARD_FORMAT}")
         known = {name: values[name] for name in ClassifierCard.__dataclass_fields__ if name in values}
@@ -173,6 +180,8 @@ def read_card(folder: Path) -> ClassifierCard:
             of_model = known["contig_model"]
             known["contig_model"] = ContigModelCard(**{name: of_model[name] for name in ("weights_sha256", "format")})
         return ClassifierCard(**known)
+    except PathNotAllowedError:
+        raise
     except OSError as error:
         raise WeightsError(folder.name, f"{path} cannot be read ({error.strerror})") from error
     except (ValueError, TypeError, KeyError, AttributeError, RecursionError) as error:
@@ -204,9 +213,16 @@ def check_contig_weights(folder: Path, card: ClassifierCard) -> bytes:
     return _checked(folder / CONTIG_WEIGHTS_NAME, card.contig_model.weights_sha256, card)
 
 
+def _content(path: Path) -> bytes:
+    """Return what a file of a classifier holds; one that was given by its path must be where models may be."""
+    is_bundled = path.parent.parent == BUNDLED_WEIGHTS_DIR
+    with open(path, "rb", opener=only_regular if is_bundled else open_model) as file:
+        return file.read()
+
+
 def _checked(path: Path, expected: str, card: ClassifierCard) -> bytes:
     try:
-        data = read_bytes(path)
+        data = _content(path)
     except OSError as error:
         raise WeightsError(card.name, f"{path} cannot be read ({error.strerror})") from error
     found = sha256(data).hexdigest()

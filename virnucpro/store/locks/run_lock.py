@@ -21,6 +21,7 @@ from datetime import UTC, datetime
 from typing import TYPE_CHECKING, Self
 
 from virnucpro import failpoints, run_folders
+from virnucpro.allowed_roots import check_open
 from virnucpro.errors import OutputError, RunLockedError
 from virnucpro.run_layout import PredictionLayout, RunLayout
 from virnucpro.store.locks.lease import LEASE_S, LeaseLock, write_over
@@ -59,7 +60,8 @@ class RunLock:
         try:
             self._made_folder = not self.path.parent.exists()  # raises when the name is too long
             self.path.parent.mkdir(parents=True, exist_ok=True)
-            with run_folders.opened(self.path.parent):  # raises when it is behind a link
+            with run_folders.opened(self.path.parent) as folder:  # raises when it is behind a link
+                check_open(folder, self.path.parent)
                 _refuse_foreign_work(RunLayout(self.path.parent))
                 flags = os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW
                 descriptor = run_folders.only_regular(os.fspath(self.path), flags)

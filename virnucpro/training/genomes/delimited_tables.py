@@ -16,7 +16,8 @@ from collections import Counter
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, cast
 
-from virnucpro.errors import BadInputError, InputProblem
+from virnucpro.allowed_roots import check_open
+from virnucpro.errors import BadInputError, InputProblem, PathNotAllowedError
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
@@ -148,6 +149,7 @@ class DelimitedTable:
         line = 0
         try:
             with self.path.open("rb") as file:  # which may be a pipe
+                check_open(file.fileno(), self.path)
                 is_gzip = file.peek(len(_GZIP_MAGIC)).startswith(_GZIP_MAGIC)
                 content = cast("BinaryIO", gzip.GzipFile(fileobj=file)) if is_gzip else file
                 # latin-1 decodes every byte: bad UTF-8 is found below, with its line
@@ -164,7 +166,7 @@ class DelimitedTable:
                         return
                     decoded = letters.encode("latin-1").decode("utf-8")
                     yield decoded.removeprefix(_BOM) if line == 1 else decoded
-        except BadInputError:
+        except (BadInputError, PathNotAllowedError):
             raise
         except (EOFError, gzip.BadGzipFile, zlib.error) as error:
             self.problems.refuse(None, f"damaged gzip ({error})", "copy or download the file again")

@@ -13,6 +13,7 @@ import re
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
+from virnucpro.allowed_roots import open_data
 from virnucpro.errors import BadInputError, InputProblem
 
 if TYPE_CHECKING:
@@ -93,7 +94,8 @@ def read_genomes(paths: Sequence[Path]) -> list[Genome]:
 
 def read_text(path: Path) -> str:
     """Return the text of an ASCII file, plain or gzip."""
-    raw = path.read_bytes()
+    with open(path, "rb", opener=open_data) as file:
+        raw = file.read()
     return (gzip.decompress(raw) if raw.startswith(GZIP_MAGIC) else raw).decode("ascii")
 
 
