@@ -16,7 +16,7 @@ if TYPE_CHECKING:
     from pathlib import Path
 
 MOST_HELD_TIMES = 100
-"""Most times its size that a compressed file may unpack to where all of it is held; sequences are packed to a quarter."""
+"""Most times its size that a compressed file may unpack to where all of it is held; sequences need about four."""
 _LEAST_HELD_BYTES = 64 << 20
 
 

@@ -145,7 +145,7 @@ class DelimitedTable:
         """Yield the lines with plain line ends."""
         line = 0
         try:
-            with open_text(self.path) as content:
+            with open_text(self.path, is_held=True) as content:
                 # latin-1 decodes every byte: bad UTF-8 is found below, with its line
                 text = io.TextIOWrapper(content, encoding="latin-1", newline=None)
                 for line in itertools.count(1):
