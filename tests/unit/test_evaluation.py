@@ -6,6 +6,7 @@ import gzip
 import itertools
 import json
 import math
+import os
 import tracemalloc
 
 import numpy as np
@@ -23,6 +24,7 @@ from virnucpro.training.evaluation.metrics import counts_of
 from virnucpro.training.evaluation.strata import FEW_CONTIGS, LEAST_CONTIGS, evaluate, length_classes
 from virnucpro.training.evaluation.tables import KnownContigs, join, read_scores, read_truth
 from virnucpro.training.genomes import delimited_tables
+from virnucpro.training.genomes.records import read_records
 
 TRUTH = (
     "contig\tlabel\tgroup\tlength\na\tvirus\tphage\t300\nb\tnonviral\tbacteria\t900\nc\tViral\tphage\t5000\nd\t0\t\t\n"
@@ -126,7 +128,7 @@ def test_windows_of_a_real_genome_count_once(data_dir):
         ("contig\tlabel\tlabel\na\t1\t1\n", "truth:1: column 'label' occurs twice"),
         ('contig,label\n"a,virus\n', "truth:"),
         (b"contig\tlabel\na\xff\tvirus\n", "truth:2: not UTF-8 text"),
-        (gzip.compress(TRUTH.encode(), mtime=0)[:-9], "truth: damaged gzip"),
+        (gzip.compress(TRUTH.encode(), mtime=0)[:-9], "truth: truncated gzip"),
         (f"contig\tlabel\tlength\na\tvirus\t{'9' * 30}\n", "truth:2: length '9"),
         (f"contig\tlabel\tlength\na\tvirus\t{'9' * 5000}\n", "truth:2: 5,000 characters in the column 'length'"),
         (f"contig\tlabel\n{'a' * 2000}\tvirus\n", "truth:2: 2,000 characters in the column 'contig'"),
@@ -508,3 +510,12 @@ def test_the_table_says_what_the_document_says(two_tables, tmp_path):
     assert layout.left_out(1).read_text().split() == known.contigs[:5]
     write_evaluation(document, [[], []], layout)
     assert not layout.left_out(1).exists()
+
+
+@pytest.mark.parametrize("read", [read_truth, read_records])
+def test_a_pipe_or_a_file_that_unpacks_to_far_more_than_its_size_is_refused(tmp_path, read):
+    os.mkfifo(tmp_path / "pipe")
+    assert f"{tmp_path}/pipe: not a regular file" in refused(read, tmp_path / "pipe")
+    line = b">a virus\n" if read is read_records else b"contig\tlabel\n"
+    bomb = write(tmp_path / "bomb.gz", gzip.compress(line + (b"\t" * 1023 + b"\n") * (65 << 10)))
+    assert f"{bomb}: gzip that unpacks to more than {64 << 20} bytes" in refused(read, bomb)

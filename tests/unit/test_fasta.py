@@ -284,6 +284,30 @@ def test_pipes_and_standard_input_are_refused_at_once(tmp_path):
     ]
 
 
+@pytest.mark.parametrize(
+    ("content", "what", "remedy"),
+    [
+        (b"LOCUS       X 60 bp DNA\n", "GenBank", "any2fasta FILE"),
+        (b"ID   X; SV 1; linear\n", "EMBL", "any2fasta FILE"),
+        (b"##gff-version 3\n", "GFF3", "sed '1,/^##FASTA/d' FILE"),
+        (b"H\tVN:Z:1.0\nS\t1\tACGT\n", "GFA", "awk '/^S/ "),
+        (b"S\t1\tACGT\n", "GFA", "awk '/^S/ "),
+        (b"\n<!DOCTYPE html>\n", "HTML or XML", "download the file again"),
+        (b"version https://git-lfs.github.com/spec/v1\n", "a Git LFS pointer", "git lfs pull"),
+        (b"a.fa".ljust(257, b"\0") + b"ustar\0", "tar", "tar -xf FILE"),
+        (b"7z\xbc\xaf\x27\x1c", "7z", "7z x FILE"),
+        (b"Rar!\x1a\x07\x01", "rar", "unrar x FILE"),
+        (b"\x1f\x9d\x90", "compress (.Z)", "gzip -d FILE"),
+    ],
+)
+@pytest.mark.parametrize("pack", [bytes, gzip.compress])
+def test_another_format_is_named_with_how_to_convert_it(tmp_path, content, what, remedy, pack):
+    (tmp_path / "input").write_bytes(pack(content))
+    (told,) = problems_of([tmp_path / "input"], tmp_path)
+    assert told.startswith(f"{tmp_path}/input: {what}, not FASTA: ")
+    assert remedy in told
+
+
 def test_no_file_at_all_is_bad_input(tmp_path):
     assert problems_of([], tmp_path) == ["input: no files: name at least one FASTA file"]
 

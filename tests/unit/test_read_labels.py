@@ -7,6 +7,7 @@ import csv
 import gzip
 import json
 import lzma
+import os
 import random
 import subprocess
 import sys
@@ -33,9 +34,10 @@ def out(tmp_path):
     return made.layout.output_dir
 
 
-def hit(read, contig, matches, *, score=None, columns=100, length=100, nt=1000):
-    tags = "" if score is None else f"\ttp:A:P\tAS:i:{score}"
-    return f"{read}\t{length}\t0\t{length}\t+\t{contig}\t{nt}\t0\t{length}\t{matches}\t{columns}\t60{tags}\n"
+def hit(read, contig, matches, *, score=None, columns=100, length=100, nt=1000, tags="", span=None):
+    tags += "" if score is None else f"\tAS:i:{score}"
+    start, end = span or (0, length)
+    return f"{read}\t{length}\t{start}\t{end}\t+\t{contig}\t{nt}\t0\t{length}\t{matches}\t{columns}\t60{tags}\n"
 
 
 def unmapped(read, length=100):
@@ -113,15 +115,56 @@ def test_what_a_paf_without_unmapped_reads_cannot_tell_is_said(out):
         ([hit("a", "v1", 101)], ":1: ", "no alignment of a PAF"),
         ([hit("a", "v1", 9).replace("100", "many", 1)], ":1: ", "no alignment of a PAF"),
         (["@SQ\tSN:v1\tLN:1000\n"], ":1: ", "SAM, not PAF"),
+        ([hit("a", "v1", 9).replace("100", "1_00")], ":1: ", "no alignment of a PAF"),
+        ([hit("a", "v1", 9, length=10**30, columns=10**30)], ":1: ", "no alignment of a PAF"),
+        ([hit("a", "v1", 9, length=2**31)], ":1: ", "no alignment of a PAF"),
+        ([hit("a", "v1", 9, score="1_0")], ":1: ", "no alignment of a PAF"),
+        ([hit("a", "v1", 9, score=10**30)], ":1: ", "no alignment of a PAF"),
+        ([hit("a\rb", "v1", 9)], ":1: ", "read: CR line ends"),
+        ([hit("a\r", "v1", 9)], ":1: ", "read: blank or line end in the name"),
+        ([hit("a b", "v1", 9)], ":1: ", "read: blank or line end in the name"),
+        ([hit("lat\xedn".encode("latin-1").decode("utf-8", "surrogateescape"), "v1", 9)], ":1: ", "id is not UTF-8"),
     ],
 )
 def test_a_paf_that_cannot_be_right_is_refused_by_line_and_leaves_no_table(out, lines, where, words):
     paf = out.parent / "bad.paf"
-    paf.write_text("".join(lines))
+    paf.write_bytes("".join(lines).encode("utf-8", "surrogateescape"))
     done = run("label-reads", out, "--paf", paf)
     assert (done.code, f"{paf}{where}" in done.err) == (65, True), done.err
     assert words in done.err
     assert list((out / "reads").iterdir()) == []
+
+
+@pytest.mark.parametrize(
+    "lines",
+    [
+        [hit("m", "v1", 90, tags="\ttp:A:P"), hit("m", "n1", 90, tags="\ttp:A:P", span=(10, 100))],
+        [hit("m", "v1", 90), hit("m", "n1", 90, length=99)],
+        [hit("m", "v1", 90), unmapped("m")],
+        [unmapped("m"), unmapped("m")],
+    ],
+)
+def test_mates_that_share_a_name_are_refused_with_the_remedy(out, lines):
+    paf = out.parent / "mates.paf"
+    paf.write_text("".join([hit("other", "v1", 9), *lines]))
+    done = run("label-reads", out, "--paf", paf)
+    assert (done.code, f"{paf}:3: alignments of two reads with one name" in done.err) == (65, True), done.err
+    assert "end the names of mates in /1 and /2" in done.err
+
+
+def test_a_chimeric_read_with_two_primary_alignments_is_one_read(out):
+    two = [("v1", (0, 60)), ("n1", (40, 100))]
+    _, reads, _ = labelled(out, *(hit("r", contig, 50, tags="\ttp:A:P", span=span) for contig, span in two))
+    assert reads["r"]["call"] == "ambiguous"
+
+
+def test_a_paf_that_is_a_pipe_or_one_endless_line_is_refused_at_once(out, monkeypatch):
+    monkeypatch.setattr("virnucpro.calls.read_labels._MOST_LINE_BYTES", 1 << 20)
+    os.mkfifo(out.parent / "pipe")
+    (out.parent / "long.paf.gz").write_bytes(gzip.compress(b"a" * (3 << 20)))
+    for name, what in (("pipe", ": not a regular file"), ("long.paf.gz", ":1: a line of more than 1,048,576 bytes")):
+        done = run("label-reads", out, "--paf", out.parent / name)
+        assert (done.code, f"{out.parent / name}{what}" in done.err) == (65, True), done.err
 
 
 def test_of_many_reads_one_that_comes_again_is_found(out, monkeypatch):
@@ -194,6 +237,7 @@ def test_reads_mapped_by_minimap2_get_the_calls_of_the_contigs_they_were_cut_fro
         sequences[head.split()[0]] = "".join(lines)
     chance = random.Random(3)
     origin = {}
+    command = [minimap2, "-x", "sr", "-c", "--secondary=yes", "--paf-no-hit", "-t", "1", contigs]
     with (tmp_path / "R1.fq").open("w") as first, (tmp_path / "R2.fq").open("w") as second:
         for number, (name, letters) in enumerate(list(sequences.items()) * 4 + [("", "")] * 10):
             start = chance.randrange(max(1, len(letters) - 290))
@@ -202,7 +246,6 @@ def test_reads_mapped_by_minimap2_get_the_calls_of_the_contigs_they_were_cut_fro
             for mate, file, read in ((1, first, piece[:150]), (2, second, back[:150])):
                 origin[f"p{number}/{mate}"] = name
                 file.write(f"@p{number}/{mate}\n{read}\n+\n{'I' * len(read)}\n")
-    command = [minimap2, "-x", "sr", "-c", "--secondary=yes", "--paf-no-hit", "-t", "1", contigs]
     paf = subprocess.run([*command, tmp_path / "R1.fq", tmp_path / "R2.fq"], capture_output=True, check=True).stdout
     (tmp_path / "reads.paf").write_bytes(paf)
     done = run("label-reads", tmp_path / "out", "--paf", tmp_path / "reads.paf", "--json")
@@ -216,3 +259,21 @@ def test_reads_mapped_by_minimap2_get_the_calls_of_the_contigs_they_were_cut_fro
     assert (sum(counted["reads"].values()), counted["mates"]) == (len(origin), len(origin))
     per_contig = table(tmp_path / "out" / "reads" / "reads_per_contig.tsv", "contig")
     assert {name: int(row["reads"]) for name, row in per_contig.items()} == dict.fromkeys(sequences, 8)
+    for mate in "12":
+        shared = (tmp_path / f"R{mate}.fq").read_text().replace(f"/{mate}\n", f" {mate}:N:0:ACGT\n")
+        (tmp_path / f"S{mate}.fq").write_text(shared)
+    paf = subprocess.run([*command, tmp_path / "S1.fq", tmp_path / "S2.fq"], capture_output=True, check=True).stdout
+    (tmp_path / "shared.paf").write_bytes(paf)
+    done = run("label-reads", tmp_path / "out", "--paf", tmp_path / "shared.paf")
+    assert (done.code, "end the names of mates in /1 and /2" in done.err) == (65, True), done.err
+    for mate in "12":
+        renamed = ["awk", f'NR%4==1 {{$1=$1"/{mate}"}} 1', tmp_path / f"S{mate}.fq"]
+        (tmp_path / f"N{mate}.fq").write_bytes(subprocess.run(renamed, capture_output=True, check=True).stdout)
+    assert (
+        run("predict", tmp_path / "S1.fq", tmp_path / "S2.fq", "-o", tmp_path / "by_read", "--devices", "cpu").code == 0
+    )
+    paf = subprocess.run([*command, tmp_path / "N1.fq", tmp_path / "N2.fq"], capture_output=True, check=True).stdout
+    (tmp_path / "named.paf").write_bytes(paf)
+    assert run("label-reads", tmp_path / "out", "--paf", tmp_path / "named.paf", "-o", tmp_path / "named").code == 0
+    predicted = {one.contig for one in read_contig_calls(tmp_path / "by_read" / "contigs.tsv")}
+    assert set(table(tmp_path / "named" / "reads.tsv", "read")) == predicted == set(origin)

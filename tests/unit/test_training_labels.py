@@ -93,7 +93,7 @@ def test_records_of_one_id_are_kept_once_or_numbered_and_stay_one_genome(tmp_pat
         (b"ACGT\n", r"virus\.fa:1: no header"),
         (b">a\n>b\nACGT\n", "without a sequence"),
         (b"", "no header"),
-        (gzip.compress(b">a\nACGT\n", mtime=0)[:-6], "not a FASTA file"),
+        (gzip.compress(b">a\nACGT\n", mtime=0)[:-6], "truncated gzip"),
         (b">a\n\xff\n", "not a FASTA file"),
     ],
 )

@@ -7,16 +7,18 @@ Tables are replaced as a whole, once all of it was accepted. Reads that the PAF 
 
 from __future__ import annotations
 
+import re
 from dataclasses import asdict, dataclass
 from enum import StrEnum
-from itertools import groupby, pairwise
+from itertools import combinations, count, groupby, pairwise
 from operator import attrgetter
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
-from xopen import xopen
 
 from virnucpro import durable
+from virnucpro.data.fasta import read_header
+from virnucpro.data.reading.text_files import open_text
 from virnucpro.errors import BadInputError, InputProblem
 from virnucpro.run_layout import PredictionLayout
 from virnucpro.store.contig_table import Call, read_contig_calls
@@ -48,10 +50,28 @@ MATES = (b"/1", b"/2")
 """Ends of the names of two reads of one pair; each has a call of its own."""
 _BITS = {Call.VIRUS: 1, Call.NOT_VIRUS: 2}
 _CALL_OF_BITS = (ReadCall.UNDECIDED, ReadCall.VIRUS, ReadCall.NOT_VIRUS, ReadCall.AMBIGUOUS)
-_FIELDS = 12
+_NUMBER = rb"(\d{1,10})"
+_LINE = re.compile(
+    rb"([^\t]*)\tN\tN\tN\t[^\t]*\t([^\t]+)\tN\t[^\t]*\t[^\t]*\tN\tN\t[^\t\r\n]+(?:[\t\r\n]|$)".replace(b"N", _NUMBER)
+)
+"""Read, its length, start, end, contig, its length, matching bases, bases of the alignment, tags."""
+_MOST = (1 << 31) - 1
+"""Largest number of a PAF, as of minimap2: sums of them stay exact."""
+_MOST_LINE_BYTES = 64 << 20
+"""Longest line: an alignment of a long read may come with its CIGAR."""
+_SCORE = re.compile(rb"\tAS:i:(-?\d{1,10})(?=[\t\r\n]|$)")
+_SAME_PART = 0.75
+"""Part of a read above which minimap2 never has two primary alignments: mates that share a name have."""
+_COMPARED = 64
+"""Most primary alignments of a read that are compared with each other."""
 _NO_CONTIG = b"*"
 _ROWS_AT_ONCE = 1 << 13
+_GIVE_PAF = "give a PAF as minimap2 writes it"
 _MAP_AGAIN = "map the reads to the contigs that this prediction was made of"
+_MATES_SHARE = (
+    "end the names of mates in /1 and /2, as predict does, then map them again: "
+    "awk 'NR%4==1 {$1=$1\"/1\"} 1' R1 > NEW_R1"
+)
 _NOT_GROUPED = "sort it by read with: sort -k1,1 -s FILE; of an index in several parts, minimap2 needs --split-prefix"
 
 
@@ -61,16 +81,25 @@ class _Alignment(NamedTuple):
     read: bytes
     length: int
     """Bases of the read."""
+    start: int
+    """0-based, of its aligned part."""
+    end: int
+    """Exclusive."""
     contig: int
     """Its row in the table; -1 where the read maps to none."""
     matches: int
     """Matching bases."""
     columns: int
     """Bases of the alignment, gaps included."""
-    aligned: int
-    """Bases of the read that are aligned."""
+    is_primary: bool
+    """Whether the mapper calls it primary, tp:A:P."""
     score: int | None
     """AS:i, the score of the alignment by its bases; None where the mapper did not align them."""
+
+    @property
+    def aligned(self) -> int:
+        """Bases of the read that are aligned."""
+        return self.end - self.start
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -212,44 +241,63 @@ def best_of(alignments: Sequence[_Alignment]) -> tuple[list[_Alignment], int]:
 
 def _by_read(paf: str, name: str, contigs: _Contigs) -> Iterator[list[_Alignment]]:
     parsed = (_parsed(line, number, name, contigs) for number, line in enumerate(_lines(paf, name), start=1))
-    for _, group in groupby(parsed, key=attrgetter("read")):
-        yield list(group)
+    for read, group in groupby(parsed, key=attrgetter("read")):
+        lines = list(group)
+        if len(lines) > 1 and _are_of_mates(lines):
+            what = f"alignments of two reads with one name, the first in line {lines[0].line}"
+            raise _unusable(name, lines[-1].line, what, _MATES_SHARE, read)
+        yield lines
+
+
+def _are_of_mates(lines: Sequence[_Alignment]) -> bool:
+    """Whether several lines with one name cannot be of one read."""
+    if len({one.length for one in lines}) > 1 or any(one.contig < 0 for one in lines):
+        return True
+    primary = [(one.start, one.end) for one in lines if one.is_primary][:_COMPARED]
+    return any(
+        min(ends) - max(starts) > _SAME_PART * max(one[1] - one[0] for one in pair)
+        for pair in combinations(primary, 2)
+        for starts, ends in [zip(*pair, strict=True)]
+    )
 
 
 def _lines(paf: str, name: str) -> Iterator[bytes]:
-    try:
-        with xopen(paf, "rb", threads=0) as lines:
-            yield from lines
-    except Exception as error:  # each kind of compression has errors of its own
-        what = (error.strerror if isinstance(error, OSError) else None) or str(error)
-        raise _unusable(name, None, what, "check the name, or copy the file again") from error
+    with open_text(paf) as file:
+        for number in count(1):
+            line = file.readline(_MOST_LINE_BYTES + 1)
+            if len(line) > _MOST_LINE_BYTES:
+                raise _unusable(name, number, f"a line of more than {_MOST_LINE_BYTES:,} bytes", _GIVE_PAF)
+            if not line:
+                return
+            yield line
 
 
 def _parsed(line: bytes, number: int, name: str, contigs: _Contigs) -> _Alignment:
     if line.startswith((b"@HD\t", b"@SQ\t", b"@PG\t")):
         raise _unusable(name, number, "SAM, not PAF", "leave out minimap2's option -a")
-    try:
-        fields = line.rstrip(b"\r\n").split(b"\t", _FIELDS)
-        read, length, start, end, _, contig, contig_length, _, _, matches, columns, _ = fields[:_FIELDS]
-        contig_nt = int(contig_length)
-        score, aligned = _score_of(line), int(end) - int(start)
-        found = _Alignment(number, read, int(length), -1, int(matches), int(columns), aligned, score)
-        is_possible = read and 0 <= int(start) <= int(end) <= found.length and 0 <= found.matches <= found.columns
-    except ValueError:
-        is_possible = False
-    if not is_possible:
-        raise _unusable(name, number, "no alignment of a PAF", "give a PAF as minimap2 writes it")
-    if contig == _NO_CONTIG:
-        return found
-    try:
-        return found._replace(contig=contigs.row_of(contig, contig_nt))
-    except LookupError as error:
-        raise _unusable(name, number, error.args[0], _MAP_AGAIN, contig) from None
-
-
-def _score_of(line: bytes) -> int | None:
-    _, is_there, after = line.partition(b"\tAS:i:")
-    return int(after.partition(b"\t")[0]) if is_there else None
+    fields = _LINE.match(line)
+    if fields is None:
+        raise _unusable(name, number, "no alignment of a PAF", _GIVE_PAF)
+    read, contig = fields[1], fields[5]
+    length, start, end, contig_nt, matches, columns = numbers = [int(fields[place]) for place in (2, 3, 4, 6, 7, 8)]
+    score = _SCORE.search(line)
+    is_possible = start <= end <= length and matches <= columns and max(numbers) <= _MOST
+    if not is_possible or (score is None and b"\tAS:i:" in line):
+        raise _unusable(name, number, "no alignment of a PAF", _GIVE_PAF)
+    name_alone, fault = read_header(read, number)
+    if fault is not None or name_alone != read:
+        what, remedy = ("blank or line end in the name", "remove it") if fault is None else fault[1:]
+        raise _unusable(name, number, f"read: {what}", remedy, read)
+    row = -1
+    if contig != _NO_CONTIG:
+        try:
+            row = contigs.row_of(contig, contig_nt)
+        except LookupError as error:
+            raise _unusable(name, number, error.args[0], _MAP_AGAIN, contig) from None
+    is_primary = b"\ttp:A:P" in line
+    return _Alignment(
+        number, read, length, start, end, row, matches, columns, is_primary, None if score is None else int(score[1])
+    )
 
 
 def _refuse_scattered(names: SortedLines, name: str) -> None:

@@ -50,7 +50,8 @@ def label_reads(
 
     Best is the highest alignment score (AS:i, with minimap2's -c), else the most matching bases. A read that maps
     equally well to several contigs is virus if one of them is and none is not virus, not virus likewise, ambiguous if
-    some are virus and some not virus, else undecided. Mates whose names end in /1 and /2 are labelled one by one.
+    some are virus and some not virus, else undecided. Mates are labelled one by one; their names must end in /1 and
+    /2, as predict names them.
 
     First: minimap2 -x sr -c --secondary=yes --paf-no-hit CONTIGS READS > FILE
     """

@@ -9,8 +9,8 @@ from __future__ import annotations
 
 import bz2
 import gzip
+import io
 import lzma
-import os
 import sys
 import zlib
 from dataclasses import dataclass
@@ -24,6 +24,9 @@ else:
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
+    from typing import BinaryIO
+
+    from _typeshed import WriteableBuffer
 
 BLOCK_BYTES = 1 << 20
 """Most bytes of a block, unpacked."""
@@ -58,9 +61,9 @@ class Packing:
     begin: Callable[[], _Member] | None
     """Begins a member; None for gzip."""
 
-    def blocks(self, descriptor: int) -> Iterator[bytes]:
-        """Yield the unpacked bytes of an open file; raises ``EOFError`` and ``UNPACKING_ERRORS``."""
-        return _unpacked_gzip(descriptor) if self.begin is None else _unpacked(descriptor, self.begin)
+    def blocks(self, file: BinaryIO) -> Iterator[bytes]:
+        """Yield the unpacked bytes of *file*, read to its end; raises ``EOFError`` and ``UNPACKING_ERRORS``."""
+        return _unpacked_gzip(file) if self.begin is None else _unpacked(file, self.begin)
 
 
 GZIP = Packing("gzip", (b"\x1f\x8b",), "gunzip", None)
@@ -88,19 +91,37 @@ def packing_of(head: bytes) -> Packing | None:
     return next((packing for packing in PACKINGS if head.startswith(packing.starts)), None)
 
 
-def _unpacked_gzip(descriptor: int) -> Iterator[bytes]:
-    with os.fdopen(os.dup(descriptor), "rb") as packed, gzip.GzipFile(fileobj=packed) as members:
-        packed.seek(0)
+class BlockFile(io.RawIOBase):
+    """Blocks of bytes as a file."""
+
+    def __init__(self, blocks: Iterator[bytes]) -> None:
+        self._blocks = blocks
+        self._block = memoryview(b"")
+
+    def readable(self) -> bool:
+        return True
+
+    def readinto(self, buffer: WriteableBuffer, /) -> int:
+        if not self._block:
+            self._block = memoryview(next(self._blocks, b""))
+        target = memoryview(buffer)
+        count = min(len(target), len(self._block))
+        target[:count] = self._block[:count]
+        self._block = self._block[count:]
+        return count
+
+
+def _unpacked_gzip(file: BinaryIO) -> Iterator[bytes]:
+    with gzip.GzipFile(fileobj=file) as members:
         while block := members.read(BLOCK_BYTES):
             yield block
 
 
-def _unpacked(descriptor: int, begin: Callable[[], _Member]) -> Iterator[bytes]:
-    offset, packed, member = 0, b"", None
+def _unpacked(file: BinaryIO, begin: Callable[[], _Member]) -> Iterator[bytes]:
+    packed, member = b"", None
     while True:
         if not packed and (member is None or member.needs_input):
-            packed = os.pread(descriptor, BLOCK_BYTES, offset)
-            offset += len(packed)
+            packed = file.read(BLOCK_BYTES)
             if not packed:
                 break
         if member is None:

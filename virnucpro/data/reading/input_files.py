@@ -11,6 +11,7 @@ from __future__ import annotations
 import errno
 import hashlib
 import os
+import re
 import stat
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -20,7 +21,13 @@ from typing import TYPE_CHECKING
 from virnucpro import durable
 from virnucpro.allowed_roots import check_open
 from virnucpro.choices import SequenceKind
-from virnucpro.data.reading.compressed import BLOCK_BYTES, GZIP, MOST_START_BYTES, UNPACKING_ERRORS, packing_of
+from virnucpro.data.reading.compressed import (
+    BLOCK_BYTES,
+    GZIP,
+    MOST_START_BYTES,
+    UNPACKING_ERRORS,
+    packing_of,
+)
 from virnucpro.data.reading.read_formats import (
     BAM_COPY_LINES,
     BAM_END,
@@ -35,6 +42,7 @@ from virnucpro.run_layout import STDIN_NAME
 if TYPE_CHECKING:
     from collections.abc import Iterator
     from pathlib import Path
+    from typing import BinaryIO
 
     from virnucpro.data.reading.compressed import Packing
 
@@ -47,15 +55,27 @@ STDIN = "-"
 _COPY_AGAIN = "copy or download the file again"
 _SNIFFED_BYTES = 1 << 16
 _SAVE_FIRST = "save it to a regular file first"
-_FORMATS = (
-    (b"PK\x03\x04", "zip", "unpack it with: unzip FILE"),
-    (b"CRAM", "CRAM", CONVERT_ALIGNED),
-    (b"@HD\tVN:", "SAM", CONVERT_ALIGNED),
-    (b"@SQ\tSN:", "SAM", CONVERT_ALIGNED),
-    (b"\xff\xfe", "UTF-16 text", "convert it with: iconv -f utf-16 -t utf-8 FILE > NEW_FILE"),
-    (b"\xfe\xff", "UTF-16 text", "convert it with: iconv -f utf-16 -t utf-8 FILE > NEW_FILE"),
-    (b">\x00", "UTF-16 text", "convert it with: iconv -f utf-16le -t utf-8 FILE > NEW_FILE"),
-    (b"\x00>", "UTF-16 text", "convert it with: iconv -f utf-16be -t utf-8 FILE > NEW_FILE"),
+_ANY2FASTA = "convert it with: any2fasta FILE > NEW_FILE"
+_FORMATS = tuple(
+    (re.compile(start, re.DOTALL), what, remedy)
+    for start, what, remedy in (
+        (rb"PK\x03\x04", "zip", "unpack it with: unzip FILE"),
+        (rb"7z\xbc\xaf", "7z", "unpack it with: 7z x FILE"),
+        (rb"Rar!\x1a\x07", "rar", "unpack it with: unrar x FILE"),
+        (rb"\x1f\x9d", "compress (.Z)", "unpack it with: gzip -d FILE"),
+        (rb".{257}ustar", "tar", "unpack it with: tar -xf FILE"),
+        (rb"CRAM", "CRAM", CONVERT_ALIGNED),
+        (rb"@HD\tVN:|@SQ\tSN:", "SAM", CONVERT_ALIGNED),
+        (rb"\xff\xfe|\xfe\xff", "UTF-16 text", "convert it with: iconv -f utf-16 -t utf-8 FILE > NEW_FILE"),
+        (rb">\x00", "UTF-16 text", "convert it with: iconv -f utf-16le -t utf-8 FILE > NEW_FILE"),
+        (rb"\x00>", "UTF-16 text", "convert it with: iconv -f utf-16be -t utf-8 FILE > NEW_FILE"),
+        (rb"LOCUS +\S", "GenBank", _ANY2FASTA),
+        (rb"ID   \S", "EMBL", _ANY2FASTA),
+        (rb"##gff-version", "GFF3", "take the sequences at its end with: sed '1,/^##FASTA/d' FILE > NEW_FILE"),
+        (rb"[HSLPW#]\t\S", "GFA", """convert it with: awk '/^S/ {print ">" $2; print $3}' FILE > NEW_FILE"""),
+        (rb"(?i:\s*<(!doctype|html|\?xml))", "HTML or XML", "download the file again: this is a page about it"),
+        (rb"version https://git-lfs", "a Git LFS pointer", "fetch the file with: git lfs pull"),
+    )
 )
 
 
@@ -191,19 +211,20 @@ def _head(blocks: Iterator[bytes]) -> bytes:
 
 
 def _blocks(descriptor: int, name: str, max_unpacked_bytes: int, packing: Packing | None) -> Iterator[bytes]:
-    """Yield the bytes of a file, unpacked where it is compressed."""
-    if packing is not None:
-        yield from _unpacked_blocks(descriptor, name, max_unpacked_bytes, packing)
+    """Yield the bytes of a file from its start, unpacked where it is compressed."""
+    with os.fdopen(os.dup(descriptor), "rb") as file:
+        file.seek(0)
+        yield from stream_blocks(file, name, max_unpacked_bytes, packing)
+
+
+def stream_blocks(file: BinaryIO, name: str, max_unpacked_bytes: int, packing: Packing | None) -> Iterator[bytes]:
+    """Yield the rest of a file, unpacked where it is compressed; BadInputError where that unpacks to too many bytes."""
+    if packing is None:
+        while block := file.read(BLOCK_BYTES):
+            yield block
         return
-    offset = 0
-    while block := os.pread(descriptor, BLOCK_BYTES, offset):
-        offset += len(block)
-        yield block
-
-
-def _unpacked_blocks(descriptor: int, name: str, max_unpacked_bytes: int, packing: Packing) -> Iterator[bytes]:
     unpacked_bytes = 0
-    blocks = packing.blocks(descriptor)
+    blocks = packing.blocks(file)
     while True:
         try:
             block = next(blocks, b"")
@@ -221,8 +242,8 @@ def _unpacked_blocks(descriptor: int, name: str, max_unpacked_bytes: int, packin
 
 
 def _format_of(head: bytes, name: str, kind: SequenceKind) -> InputFormat:
-    for magic, what, remedy in _FORMATS:
-        if head.startswith(magic):
+    for start, what, remedy in _FORMATS:
+        if start.match(head):
             raise _unusable(name, f"{what}, not FASTA", remedy)
     if head.startswith(BAM_MAGIC):
         if kind is SequenceKind.PROTEIN:

@@ -71,8 +71,8 @@ def read_annotations(paths: Sequence[Path]) -> Annotations:
     for path in paths:
         try:
             text = read_text(path)
-        except (OSError, EOFError, UnicodeDecodeError) as error:
-            what = getattr(error, "strerror", None) or "not text, plain or gzip"
+        except (OSError, UnicodeDecodeError) as error:
+            what = getattr(error, "strerror", None) or "not ASCII text"
             raise BadInputError([InputProblem(str(path), None, what, _REMEDY)]) from error
         found = list(_of_fasta(path) if text.startswith(">") else _of_flat_file(text))
         for accession, protein in found:

@@ -1,5 +1,5 @@
 """
-Read tables of other programs: tab-separated or CSV with a header, plain or gzip, any line ends.
+Read tables of other programs: tab-separated or CSV with a header, plain or compressed, any line ends.
 
 All problems of a table are reported together, with file and line, up to a limit. A tab in the header makes a table
 tab-separated; otherwise it is CSV. Limits on lines and cells bound the memory that a file can take.
@@ -8,21 +8,19 @@ tab-separated; otherwise it is CSV. Limits on lines and cells bound the memory t
 from __future__ import annotations
 
 import csv
-import gzip
 import io
 import itertools
-import zlib
 from collections import Counter
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, cast
+from typing import TYPE_CHECKING
 
-from virnucpro.allowed_roots import check_open
+from virnucpro.data.reading.text_files import open_text
 from virnucpro.errors import BadInputError, InputProblem, PathNotAllowedError
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
     from pathlib import Path
-    from typing import BinaryIO, Never
+    from typing import Never
 
 MOST_LINES = 20_000_000
 MOST_ROW_CHARACTERS = 1 << 20
@@ -32,7 +30,6 @@ MOST_CELL_CHARACTERS = 1024
 MOST_DIGITS = 15
 """Digits of a whole number."""
 _SHOWN_COLUMNS, _SHOWN_CHARACTERS = 20, 80
-_GZIP_MAGIC = b"\x1f\x8b"
 _BOM = "\ufeff"
 _SAVE_AGAIN = "save it again as tab-separated text or CSV"
 
@@ -148,10 +145,7 @@ class DelimitedTable:
         """Yield the lines with plain line ends."""
         line = 0
         try:
-            with self.path.open("rb") as file:  # which may be a pipe
-                check_open(file.fileno(), self.path)
-                is_gzip = file.peek(len(_GZIP_MAGIC)).startswith(_GZIP_MAGIC)
-                content = cast("BinaryIO", gzip.GzipFile(fileobj=file)) if is_gzip else file
+            with open_text(self.path, is_held=True) as content:
                 # latin-1 decodes every byte: bad UTF-8 is found below, with its line
                 text = io.TextIOWrapper(content, encoding="latin-1", newline=None)
                 for line in itertools.count(1):
@@ -168,8 +162,6 @@ class DelimitedTable:
                     yield decoded.removeprefix(_BOM) if line == 1 else decoded
         except (BadInputError, PathNotAllowedError):
             raise
-        except (EOFError, gzip.BadGzipFile, zlib.error) as error:
-            self.problems.refuse(None, f"damaged gzip ({error})", "copy or download the file again")
         except UnicodeDecodeError as error:
             self.problems.refuse(line, f"not UTF-8 text ({error.reason})", _SAVE_AGAIN)
         except (OSError, ValueError) as error:

@@ -12,7 +12,6 @@ letters get a number after their id, and stay in one part with the first one.
 from __future__ import annotations
 
 import re
-import zlib
 from collections import Counter
 from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING
@@ -173,8 +172,8 @@ def _label_of_name_or_none(path: Path) -> Label | None:
 def _records(path: Path) -> list[Record]:
     try:
         records = read_records(path)
-    except (OSError, EOFError, zlib.error, UnicodeDecodeError) as error:
-        what = getattr(error, "strerror", None) or "not a FASTA file, plain or gzip"
+    except (OSError, UnicodeDecodeError) as error:
+        what = getattr(error, "strerror", None) or "not a FASTA file of ASCII text"
         raise BadInputError([InputProblem(str(path), None, what, "give files of genomes")]) from error
     problems = []
     for record in records:

@@ -8,19 +8,17 @@ is dropped, since strains of one species are not independent genomes. An organis
 
 from __future__ import annotations
 
-import gzip
 import re
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-from virnucpro.allowed_roots import open_data
+from virnucpro.data.reading.text_files import open_text
 from virnucpro.errors import BadInputError, InputProblem
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
     from pathlib import Path
 
-GZIP_MAGIC = b"\x1f\x8b"
 _ASSEMBLIES = ("GCF_", "GCA_")
 _BEFORE_NAME = re.compile(
     r"(?:TPA\w*|MAG|UNVERIFIED):|\|?(?:gi\|\S*|GC[AF]_\d+(?:\.\d+)?|[A-Z]{1,6}_?[A-Z]{0,6}\d{4,}(?:\.\d+)?)"
@@ -93,10 +91,9 @@ def read_genomes(paths: Sequence[Path]) -> list[Genome]:
 
 
 def read_text(path: Path) -> str:
-    """Return the text of an ASCII file, plain or gzip."""
-    with open(path, "rb", opener=open_data) as file:
-        raw = file.read()
-    return (gzip.decompress(raw) if raw.startswith(GZIP_MAGIC) else raw).decode("ascii")
+    """Return the text of an ASCII file, plain or compressed; BadInputError, and UnicodeDecodeError if it is none."""
+    with open_text(path, is_held=True) as file:
+        return file.read().decode("ascii")
 
 
 def source_of(record: Record) -> str:
