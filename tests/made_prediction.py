@@ -187,7 +187,7 @@ def _manifest(made, totals, threshold, missing_frames, classifier, skipped) -> P
             not_virus_below=min(threshold, 1 - threshold),
             fdr=None,
         ),
-        output_settings={"threshold": threshold, "threshold_of": "score", "formats": ["tsv"], "keep_chunks": False},
+        output_settings={"threshold": threshold, "formats": ["tsv"], "keep_chunks": False},
         models={
             "dna": {"name": "virnucpro-tiny-dna", **model},
             "protein": {"name": "virnucpro-tiny-protein", **model},

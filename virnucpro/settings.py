@@ -341,14 +341,15 @@ class PredictionSettings(RunSettings):
     )
     threshold: float | None = knob(
         None, "Threshold",
-        "P(virus) from which a contig is called viral; below the smaller of P and 1 - P it is called not viral.", gt=0,
-        lt=1, metavar="P", auto="that of the folder, at first the classifier's, for the posterior if the prior is on"
+        "P(virus) from which a contig is called viral: the posterior where the prior is on, else the score. Below the "
+        "smaller of P and 1 - P it is called not viral.", gt=0, lt=1, metavar="P",
+        auto="that of the folder, at first the classifier's"
     )
     prior: str = knob(
         "", "Prior",
         "Share of viruses among the contigs. auto: estimated from their scores, where at least "
-        f"{LEAST_PRIOR_CONTIGS} have one. Contigs are then called by their posterior, P(virus) in this sample, unless "
-        "a threshold is given. off: the posterior is not known.", text=texts.PRIOR, metavar="auto|FRACTION|off",
+        f"{LEAST_PRIOR_CONTIGS} have one. Contigs are then called by their posterior, P(virus) in this sample. off: by "
+        "their score.", text=texts.PRIOR, metavar="auto|FRACTION|off",
         auto="that of the folder, at first auto"
     )
     fdr: float | None = knob(

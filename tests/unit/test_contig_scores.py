@@ -16,6 +16,7 @@ from tests.predictions import hash_prediction, make_contigs, predict, predict_fo
 from tests.settings import prediction_config
 from tests.strategies import write_fasta
 from virnucpro.calls import contig_scores, frame_order
+from virnucpro.calls.viral_regions import bed_lines, find_regions
 from virnucpro.data.frames import chunk_bounds
 from virnucpro.data.sequence_index import SequenceIndex
 from virnucpro.errors import ExitCode, SettingsChangedError, WeightsError
@@ -122,7 +123,7 @@ def test_a_contig_whose_score_is_the_threshold_is_called_viral(finished, tmp_pat
         run(
             [folder / "in.fa"],
             out,
-            hash_prediction(folder, contig_model=True, threshold=threshold, threshold_of="score"),
+            hash_prediction(folder, contig_model=True, threshold=threshold),
         )
         called.append(calls_of(out)["long"].call)
     assert [call == Call.VIRUS for call in called] == [True, False]
@@ -159,7 +160,7 @@ def test_along_a_long_contig_a_chunk_scores_with_its_neighbours(finished, scored
     assert np.std(list(found.values())) > 0.005
 
 
-def test_regions_are_of_windows_and_follow_the_threshold(finished, tmp_path):
+def test_regions_are_of_windows_whatever_the_threshold_is(finished, tmp_path):
     folder, _, _ = finished
     windows = np.fromfile(folder / "out/work/window_scores.f32", np.float32)
     assert len(windows) == 48
@@ -171,14 +172,15 @@ def test_regions_are_of_windows_and_follow_the_threshold(finished, tmp_path):
         run(
             [folder / "in.fa"],
             out,
-            hash_prediction(folder, contig_model=True, threshold=threshold, threshold_of="score"),
+            hash_prediction(folder, contig_model=True, threshold=threshold),
         )
-        regions.append((out / "viral_regions.bed").read_text().splitlines()[1:])
-    assert [line.split("\t")[:3] for line in regions[0]] == [
-        ["long", "0", "12000"],
-        ["holed_long", "0", "12000"],
-    ]
-    assert regions[1] == []
+        regions.append((out / "viral_regions.bed").read_text().splitlines(keepends=True)[1:])
+    bounds = chunk_bounds(12_000, 500)
+    of_long, of_holed = (
+        bed_lines(name, find_regions(*bounds, some))
+        for name, some in zip(("long", "holed_long"), (windows[:24], windows[24:]), strict=True)
+    )
+    assert "".join(regions[0]) == "".join(regions[1]) == of_long + of_holed != ""
     after = {path.name: path.stat().st_mtime_ns for path in (out / "work").iterdir()}
     assert {name: after[name] for name in before if name.endswith("32")} == {
         name: at for name, at in before.items() if name.endswith("32")

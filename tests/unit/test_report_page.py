@@ -260,9 +260,9 @@ def test_with_a_contig_model_a_score_is_a_probability_and_every_contig_has_one(t
     tracks = [paths for name, paths in page.paths.items() if name.startswith("track-")]
     dotted = [path for paths in tracks for kind, path in paths if kind == "curve dotted"]
     assert dotted
-    for path in dotted:  # at 0.7 of an axis to 1.02, which is lower where genes are below
+    for path in dotted:  # at 0.5 of an axis to 1.02, which is lower where genes are below
         (y,) = re.findall(r"^M0 (\d+)H2000$", path)
-        assert int(y) in {round(2000 * (0.32 / 1.02)), round(2000 * (0.32 / 1.54))}
+        assert int(y) in {round(2000 * (0.52 / 1.02)), round(2000 * (0.52 / 1.54))}
     page, _ = written
     assert page.says("it is not a measured rate of error")
     assert not page.says("calibrated")

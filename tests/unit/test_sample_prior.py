@@ -102,7 +102,6 @@ def test_limits_are_of_the_score_the_posterior_or_the_false_discovery_rate():
     sample = SamplePrior(0.1, None, count_scores(calibrated(100, 900)[0]))
     assert call_limits(None, 0.6) == (0.6, 0.4)
     assert call_limits(None, 0.6, fdr=0.01) == (0.6, 0.4)
-    assert call_limits(sample, 0.6, is_of_score=True) == (0.6, 0.4)
     of_posterior = call_limits(sample, 0.6)
     assert sample.posteriors(np.array(of_posterior)).tolist() == pytest.approx([0.6, 0.4])
     assert of_posterior.virus_from == pytest.approx(0.6 * 0.9 / (0.6 * 0.9 + 0.4 * 0.1))

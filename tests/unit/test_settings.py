@@ -4,12 +4,14 @@ from __future__ import annotations
 
 import inspect
 import json
+from dataclasses import replace
 
 import pytest
 from typer.testing import CliRunner
 
 import virnucpro
 from tests.faces import EXAMPLES, help_text
+from tests.settings import embedding_config, prediction_config
 from tools.settings_page import PAGE, page
 from virnucpro.cli import command_line
 from virnucpro.commands.train import command_of
@@ -49,6 +51,47 @@ def test_every_setting_is_an_argument_with_its_help(name, kind):
 def test_what_any_run_has_is_on_every_face(kind):
     for face in ("command", "form", "library"):
         assert {setting.argument for setting in settings_of(kind, face=face)} >= EVERYWHERE
+
+
+STANDS_FOR = {
+    "model": "virnucpro-tiny-protein",
+    "max_residues": 1022,
+    "min_length": 0,
+    "classifier": "virnucpro-tiny",
+    "threshold": 0.71,
+    "prior": "auto",
+    "dna_model": "virnucpro-tiny-dna",
+    "protein_model": "virnucpro-tiny-protein",
+    "chunk": 500,
+    "formats": ["tsv"],
+    "genes": "viral",
+}
+"""Argument -> what its automatic default is, for the bundled models."""
+FOUND_OUT = {
+    *("workers", "token_budget", "fdr", "time_limit_minutes", "weights_dir", "cache_dir", "metrics_port"),
+    *("metrics_targets", "metrics_network", "pushgateway"),
+}
+"""Settings whose default stands for nothing, or for what only the machine knows."""
+
+
+@pytest.mark.parametrize(("command", "resolved"), [("embed", embedding_config), ("predict", prediction_config)])
+def test_a_default_that_is_given_is_the_same_as_none(command, resolved):
+    """What a folder keeps of its earlier starts (``not_given``) is the documented default of some settings."""
+    kind, plain = KINDS[command], resolved()
+    for setting in settings_of(kind, face="command"):
+        given = {setting.argument: setting.info.default}
+        assert from_flat(kind, given) == from_flat(kind, {}), given
+        if setting.argument in FOUND_OUT:
+            continue
+        assert setting.argument in STANDS_FOR or not setting.knob.auto, given
+        given = {setting.argument: STANDS_FOR.get(setting.argument, setting.info.default)}
+        found = resolved(**given)
+        if command == "predict":
+            assert replace(found, not_given=plain.not_given, dna=None, protein=None) == replace(plain, dna=None), given
+        else:
+            assert (found.result_settings(), found.input_rules, found.cache_space(), found.most_kept_residues) == (
+                (plain.result_settings(), plain.input_rules, plain.cache_space(), plain.most_kept_residues)
+            ), given
 
 
 @pytest.mark.parametrize("kind", list(KINDS.values()), ids=list(KINDS))

@@ -98,8 +98,6 @@ class CallRules:
     """Of the scores of contigs."""
     sample: SamplePrior | None
     """None: the posterior is not known."""
-    neutral_p: float
-    """P(virus) of a chunk of a long contig that speaks neither for a viral region nor against one."""
     min_nt: int
     """Shorter contigs (nucleotides) are not scored."""
     classifier: str
@@ -310,7 +308,7 @@ def _browser_lines(
         yield (
             contig,
             bedgraph_lines(name, track_intervals(starts, ends, p_virus)),
-            bed_lines(name, find_regions(starts, ends, p_virus, rules.neutral_p)),
+            bed_lines(name, find_regions(starts, ends, p_virus)),
         )
 
 

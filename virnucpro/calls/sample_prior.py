@@ -124,20 +124,17 @@ class CallLimits(NamedTuple):
     not_virus_below: float
 
 
-def call_limits(
-    sample: SamplePrior | None, threshold: float, *, is_of_score: bool = False, fdr: float | None = None
-) -> CallLimits:
+def call_limits(sample: SamplePrior | None, threshold: float, *, fdr: float | None = None) -> CallLimits:
     """
     Return the limits of the calls in a sample.
 
     Args:
         sample: None: its share of viruses is not known, so scores stand for posteriors, and *fdr* has no effect.
         threshold: Least posterior of a viral contig; below the smaller of it and its complement, one is not viral.
-        is_of_score: The threshold is of the score, whatever the share of viruses is.
         fdr: Most expected false discovery rate of those called viral, in place of the threshold.
     """
     lower = min(threshold, 1 - threshold)
-    if sample is None or is_of_score:
+    if sample is None:
         return CallLimits(threshold, lower)
     if fdr is None:
         return CallLimits(sample.score_of(threshold), sample.score_of(lower))

@@ -22,7 +22,7 @@ if TYPE_CHECKING:
 LONG_CONTIG_NT = 10_000
 """Least nucleotides of a contig with a track."""
 NEUTRAL_P = 0.5
-"""P(virus) of a chunk that speaks neither for a region nor against one, unless a threshold was given."""
+"""P(virus) of a chunk that speaks neither for a region nor against one, whatever the threshold of calls is."""
 SWITCH_COST = 7.0
 """Log-odds that the chunks beyond a border need together."""
 MOST_LOG_ODDS = 2.0
@@ -69,7 +69,9 @@ def track_intervals(starts: IntArray, ends: IntArray, p_virus: FloatArray) -> Tr
     return TrackIntervals(limits[:-1][known], limits[1:][known], p_virus[known])
 
 
-def find_regions(starts: IntArray, ends: IntArray, p_virus: FloatArray, neutral_p: float) -> list[ViralRegion]:
+def find_regions(
+    starts: IntArray, ends: IntArray, p_virus: FloatArray, neutral_p: float = NEUTRAL_P
+) -> list[ViralRegion]:
     """
     Split one contig into stretches that are viral and that are not, and return the viral ones.
 

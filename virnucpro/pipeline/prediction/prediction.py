@@ -239,7 +239,6 @@ def call(
     rules = CallRules(
         limits=limits,
         sample=sample,
-        neutral_p=config.neutral_p,
         min_nt=config.min_nt,
         classifier=config.card.name,
         fingerprint=config.fingerprint,

@@ -216,8 +216,7 @@ def _continued(
     notices = []
     now = config.output_settings()
     for name, default in asked.output_settings().items():
-        title = "calls by" if name == "threshold_of" else name.replace("_", " ")
-        before = recorded.get(name, default)  # an earlier version had fewer
+        title, before = name.replace("_", " "), recorded.get(name, default)  # an earlier version had fewer
         if now[name] != default:
             notices.append(f"{title} {_shown(now[name])}: kept from the earlier run in this folder")
         elif before != now[name]:

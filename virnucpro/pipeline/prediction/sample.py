@@ -22,7 +22,7 @@ def read_sample(run: PredictionRun, order: FrameOrder) -> tuple[SamplePrior | No
     """Return the share of viruses by the contigs' scores, if it is on, and the limits of calls; as recorded, too."""
     config = run.config
     sample, why_off = _sample_and_why_off(run, order)
-    limits = call_limits(sample, config.threshold, is_of_score=config.threshold_of == "score", fdr=config.fdr)
+    limits = call_limits(sample, config.threshold, fdr=config.fdr)
     record = SampleRecord(
         share=None if sample is None else sample.share,
         interval=None if sample is None else sample.interval,

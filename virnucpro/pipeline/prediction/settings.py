@@ -12,7 +12,6 @@ from functools import partial
 from importlib.util import find_spec
 from typing import TYPE_CHECKING, Any, TypeVar
 
-from virnucpro.calls.viral_regions import NEUTRAL_P
 from virnucpro.choices import (
     CASCADE_AUTO,
     CASCADE_OFF,
@@ -83,9 +82,7 @@ class PredictionConfig:
     min_nt: int = 0
     """Nucleotides below which a contig is listed but not looked at."""
     threshold: float
-    """P(virus) from which a contig is called viral."""
-    threshold_of: str = "posterior"
-    """What the threshold is compared with: the posterior where the prior is on, or always the score."""
+    """P(virus) from which a contig is called viral: of the posterior where the prior is on, else of the score."""
     prior: str = PRIOR_AUTO
     """Share of viruses in the sample: auto, off, or a number above 0 and below 1."""
     fdr: float | None = None
@@ -102,11 +99,6 @@ class PredictionConfig:
     """Whether tables and tracks hold the viral contigs alone."""
     not_given: frozenset[str] = frozenset()
     """Output settings that stand at their defaults: a folder that a run was made in keeps its own."""
-
-    @property
-    def neutral_p(self) -> float:
-        """P(virus) of a chunk that speaks neither for a viral region nor against one: a threshold that was given."""
-        return self.threshold if self.threshold_of == "score" else NEUTRAL_P
 
     def __post_init__(self) -> None:
         if not 0 < self.threshold < 1:
@@ -195,7 +187,6 @@ class PredictionConfig:
         """Return what may change from run to run in one folder, ready for JSON."""
         return {
             "threshold": self.threshold,
-            "threshold_of": self.threshold_of,
             "prior": self.prior,
             "fdr": self.fdr,
             "formats": [str(one) for one in self.formats],
@@ -304,7 +295,7 @@ def configure_prediction(
         dna = encoder_of(asked.dna_model or card.dna_model.name, SequenceKind.DNA)
         protein = encoder_of(asked.protein_model or card.protein_model.name, SequenceKind.PROTEIN)
         card.check(chunk_nt=chunk_nt, dna=dna, protein=protein)
-    result, threshold = settings.result, settings.threshold
+    result = settings.result
     return PredictionConfig(
         classifier_dir=folder,
         card=card,
@@ -319,8 +310,7 @@ def configure_prediction(
             allow_empty=settings.contigs.allow_empty,
         ),
         min_nt=settings.contigs.min_length,
-        threshold=card.threshold if threshold is None else threshold,
-        threshold_of="posterior" if threshold is None else "score",
+        threshold=card.threshold if settings.threshold is None else settings.threshold,
         prior=settings.prior or PRIOR_AUTO,
         fdr=settings.fdr,
         formats=_formats(result.formats),
@@ -338,7 +328,6 @@ def _not_given(settings: PredictionSettings) -> frozenset[str]:
     has_no_rule = settings.threshold is None and settings.fdr is None
     as_before = {
         "threshold": has_no_rule,
-        "threshold_of": has_no_rule,
         "prior": not settings.prior,
         "fdr": has_no_rule and settings.prior != PRIOR_OFF,
         "formats": not result.formats,
@@ -350,8 +339,9 @@ def _not_given(settings: PredictionSettings) -> frozenset[str]:
 
 
 def _refuse_without_embedding(settings: PredictionSettings, card: ClassifierCard) -> None:
-    """Refuse what has no effect where no contig is embedded."""
-    if settings.models.dna_model or settings.models.protein_model or settings.result.keep_chunks:
+    """Refuse what has no effect where no contig is embedded; the card's own models are the default."""
+    asked = {settings.models.dna_model, settings.models.protein_model}
+    if asked - {"", card.dna_model.name, card.protein_model.name} or settings.result.keep_chunks:
         raise ConfigurationError(
             f"the classifier {card.name} reads letters alone, so nothing is cut into chunks or embedded: "
             "give --cascade off for chunks, or to embed by other models"

@@ -172,10 +172,7 @@ def _facts(manifest: PredictionManifest) -> list[tuple[str, str]]:
     chunk = f"{manifest.models['classifier']['chunk_nt']} nt"
     facts = [("result fingerprint", manifest.fingerprint), ("chunk length", chunk)]
     asked = dict(manifest.output_settings)
-    if asked.pop("threshold_of", "score") == "posterior":
-        asked["threshold"] = (
-            f"{asked['threshold']} of the posterior where the share of viruses is known, else of the score"
-        )
+    asked["threshold"] = f"{asked['threshold']} of the posterior where the share of viruses is known, else of the score"
     facts += _settings(asked)
     facts += [(f"{name} version", version) for name, version in manifest.versions.items()]
     shown = ", ".join(manifest.devices[:_SHOWN_INPUTS]) + (" \u2026" if len(manifest.devices) > _SHOWN_INPUTS else "")

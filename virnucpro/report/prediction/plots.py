@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
+from virnucpro.calls.viral_regions import NEUTRAL_P
 from virnucpro.report.figure import Axis, Figure, count_axis, length_axis, position_axis, share_axis
 from virnucpro.report.html import cut, nucleotides, probability
 from virnucpro.report.prediction.summary import NO_SCORE, SCORE_BINS
@@ -89,7 +90,7 @@ def length_against_score(summary: Summary, thresholds: Sequence[float]) -> Figur
     return figure
 
 
-def along_contig(track: Track, genes: Sequence[Gene], neutral_p: float) -> Figure:
+def along_contig(track: Track, genes: Sequence[Gene]) -> Figure:
     """Return P(virus) along a contig, where it has a track that varies, and its genes as arrows below."""
     length_nt = track.contig.length_nt or 1
     has_line = bool(track.steps) and not track.is_even
@@ -104,7 +105,7 @@ def along_contig(track: Track, genes: Sequence[Gene], neutral_p: float) -> Figur
     if has_line:
         shaded = longest_regions(track.contig, SHADED_REGIONS)
         figure.boxes("region", (((region.start, 0), (region.end, 1)) for region in shaded))
-        figure.dotted_at_y(neutral_p)
+        figure.dotted_at_y(NEUTRAL_P)
         figure.lines("curve ink", _runs(track))
         for step in track.steps:
             said = f"{step.start + 1:,}\u2013{step.end:,}: P(virus) {probability(step.p_virus)}"

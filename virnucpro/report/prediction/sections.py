@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from virnucpro.calls.viral_regions import NEUTRAL_P
 from virnucpro.data.reading.input_files import input_name
 from virnucpro.errors import printable
 from virnucpro.report.html import (
@@ -168,8 +167,6 @@ def along_contigs(summary: Summary) -> Html:
     if not summary.contigs:
         return Html()
     many = summary.sequences
-    asked = summary.manifest.output_settings
-    neutral_p = float(asked["threshold"]) if asked["threshold_of"] == "score" else NEUTRAL_P
     parts = [element("h2", f"Along the {many}"), element("p", wording.regions(summary), class_="note")]
     if summary.viral_tracks or summary.other_tracks:
         parts.append(element("p", wording.tracks(summary), class_="note"))
@@ -184,23 +181,23 @@ def along_contigs(summary: Summary) -> Html:
     ):
         if shown:
             parts.append(element("h3", f"{counted(len(shown), summary.sequence)} {what}", class_="of-tracks"))
-            parts += [_track(summary, track, neutral_p, folded=False) for track in shown]
+            parts += [_track(summary, track, folded=False) for track in shown]
     if summary.gene_maps:
         one = summary.sequence if not summary.viral_tracks else f"more {summary.sequence}"
         title = f"Genes of {counted(len(summary.gene_maps), one)} called viral"
         parts.append(element("h3", title, class_="of-tracks"))
-        folded = (_track(summary, track, neutral_p, folded=True) for track in summary.gene_maps)
+        folded = (_track(summary, track, folded=True) for track in summary.gene_maps)
         parts.append(element("div", *folded, class_="folded"))
     return element("section", *parts, class_="tracks")
 
 
-def _track(summary: Summary, track: Track, neutral_p: float, *, folded: bool) -> Html:
+def _track(summary: Summary, track: Track, *, folded: bool) -> Html:
     """Return P(virus) and genes along a contig; *folded* behind its name."""
     contig = track.contig
     record = summary.records.get(contig.number)
     genes = find_genes(record) if record else []
     name = joined(swatch(contig.group), element("bdi", cut(contig.found.contig)))
-    drawn = plots.along_contig(track, genes, neutral_p)
+    drawn = plots.along_contig(track, genes)
     what = "P(virus) and genes" if genes else "P(virus)"
     plot = drawn.drawn(track_name(track), f"{what} along {cut(contig.found.contig)}") if drawn.height_px else Html()
     facts = element("p", " \u00b7 ".join(_facts(track, genes, is_known=bool(record))), class_="caption")
