@@ -16,7 +16,7 @@ from pydantic.fields import FieldInfo
 from pydantic.json_schema import JsonSchemaValue
 from pydantic_core import CoreSchema, ErrorDetails, PydanticCustomError
 
-from virnucpro.errors import ConfigurationError, printable
+from virnucpro.errors import ConfigurationError, ExitCode, printable
 
 Settings = TypeVar("Settings", bound=BaseModel)
 
@@ -191,6 +191,8 @@ def settings_of(kind: type[BaseModel], *, face: str = "", path: tuple[str, ...] 
 
 class UsageError(ConfigurationError):
     """Settings that a command line refuses as it does an unknown option."""
+
+    exit_code = ExitCode.USAGE
 
 
 def from_flat(kind: type[Settings], values: Mapping[str, object]) -> Settings:

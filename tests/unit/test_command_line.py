@@ -59,6 +59,9 @@ def test_a_quiet_run_says_nothing_and_a_quiet_mistake_says_what_it_is(finished, 
     out, done = finished
     assert (done.code, done.out, done.err) == (0, "", "")
     assert run("verify", out, "-q") == (0, "", "")
+    for options in (("--threshold", "0.8"), (), ("--metrics-port", "0"), ("--threshold", "0.71")):  # kept, changed
+        again = run("predict", examples_dir / "contigs.fasta", "-o", out, *options, "--quiet")
+        assert again == (0, "", ""), options
     changed = run("predict", examples_dir / "contigs.fasta", "-o", out, "--min-length", "400", "--quiet")
     assert (changed.code, changed.out) == (78, "")
     assert "minimal length was 0, now 400" in changed.err

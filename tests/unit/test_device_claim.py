@@ -35,7 +35,7 @@ class Listener:
     def update(self, snapshot):
         pass
 
-    def say(self, text):
+    def note(self, text):
         self.texts.append(text)
 
     def close(self):

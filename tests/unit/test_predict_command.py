@@ -95,6 +95,31 @@ def test_defaults_that_are_given_change_no_byte_of_a_result(tmp_path, examples_d
     assert len(found[0]["viral_regions.bed"].splitlines()) > 1
 
 
+def test_a_false_discovery_rate_of_too_few_contigs_is_refused_before_anything_is_computed(tmp_path, contigs):
+    out = tmp_path / "out"
+    refused = run("predict", contigs, "-o", out, "--fdr", "0.05")
+    assert (refused.code, refused.out) == (2, "")
+    assert "2 are too few to estimate it from (it takes 200), so give it, as in --prior 0.05" in refused.err
+    assert not (out / "run.json").exists()
+    assert not (out / "work/letter_scores.f32").exists()
+    given = run("predict", contigs, "-o", out, "--fdr", "0.05", "--prior", "0.5")
+    assert given.code == 0, given.err
+    kept = run("predict", contigs, "-o", out, "--prior", "auto", "--min-length", "0")
+    assert kept.code == 0, kept.err  # the rate of the folder, not of this start
+
+
+def test_a_false_discovery_rate_that_turns_out_to_have_no_effect_is_the_first_note(tmp_path):
+    fasta = write_fasta(
+        tmp_path / "in.fa", [("a", "ATGGCC" * 100), *((f"n{number}", "N" * 30) for number in range(200))]
+    )
+    done = run("predict", fasta, "-o", tmp_path / "out", "--fdr", "0.05", "-q")
+    assert (done.code, done.out) == (0, ""), done.err
+    assert "1 have a score, and it takes 200" in done.err
+    first = json.loads((tmp_path / "out/run.json").read_text())["notes"][0]
+    assert first.startswith("warning: the false discovery rate of 0.05 has no effect, calls are by score: 1 have")
+    assert run("predict", fasta, "-o", tmp_path / "out").out.splitlines()[2] == f"  {first}"
+
+
 def test_regions_do_not_depend_on_the_threshold_of_calls(tmp_path, examples_dir):
     regions = []
     for options in ((), ("--threshold", "0.5"), ("--threshold", "0.8")):

@@ -80,7 +80,7 @@ def _embed(
         restart=settings.result.restart,
         result_form=settings.result.form,
     )
-    with shown_run(run, settings, is_quiet=as_json or quiet) as result:
+    with shown_run(run, settings, is_quiet=as_json or quiet, notes=not quiet) as result:
         show(result)
 
 

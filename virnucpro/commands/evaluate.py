@@ -162,7 +162,7 @@ def evaluate(
             workers=asked.hardware.workers or None,
             restart=asked.result.restart,
         )
-        with shown_run(run, asked, is_quiet=as_json or quiet) as result:
+        with shown_run(run, asked, is_quiet=as_json or quiet, notes=not quiet) as result:
             result.raise_unless(allow_partial=False)
         tables = [read_scores(result.contigs_path)]
     else:

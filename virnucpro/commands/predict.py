@@ -83,7 +83,7 @@ def _predict(
         workers=settings.hardware.workers or None,
         restart=settings.result.restart,
     )
-    with shown_run(run, settings, is_quiet=as_json or quiet) as result:
+    with shown_run(run, settings, is_quiet=as_json or quiet, notes=not quiet) as result:
         show(result)
 
 

@@ -128,21 +128,23 @@ class _Interrupts:
 
 
 @contextmanager
-def shown_run(run: Callable[..., Outcome], settings: RunSettings, *, is_quiet: bool) -> Iterator[Outcome]:
+def shown_run(run: Callable[..., Outcome], settings: RunSettings, *, is_quiet: bool, notes: bool) -> Iterator[Outcome]:
     """
     Run, and yield the outcome while the run's metrics can still be scraped.
 
     Args:
         run: Called with ``telemetry``, ``stop`` and ``limits``.
         settings: Where metrics go, and how long and how often.
-        is_quiet: Show nothing while it runs.
+        is_quiet: Show no progress.
+        notes: Show what is neither an error nor a warning.
 
     Raises:
         StoppedError: A signal asked for it, or the time limit has passed.
     """
     limits = RunLimits.of(settings.limits)
     stop = threading.Event()
-    with RunTelemetry(metrics_options(settings.monitoring), [terminal_view(is_quiet=is_quiet, stop=stop)]) as telemetry:
+    view = terminal_view(is_quiet=is_quiet, stop=stop)
+    with RunTelemetry(metrics_options(settings.monitoring), [view], notes=notes) as telemetry:
         with _Interrupts(stop, telemetry.has_workers, settings.limits.time_limit_minutes) as stopping:
             try:
                 outcome = run(telemetry=telemetry, stop=stop, limits=limits)

@@ -85,7 +85,7 @@ def train(
         workers=settings.hardware.workers or None,
         restart=settings.result.restart,
     )
-    with shown_run(run, settings, is_quiet=as_json or quiet) as result:
+    with shown_run(run, settings, is_quiet=as_json or quiet, notes=not quiet) as result:
         _report(result, as_json=as_json, quiet=quiet)
 
 

@@ -93,9 +93,13 @@ class RunTelemetry:
     Args:
         metrics: Where metrics go beside the folder; None: as the environment sets it.
         views: What shows the run.
+        notes: Whether they show what is neither an error nor a warning.
     """
 
-    def __init__(self, metrics: MetricsOptions | None = None, views: Sequence[View] = ()) -> None:
+    def __init__(
+        self, metrics: MetricsOptions | None = None, views: Sequence[View] = (), *, notes: bool = True
+    ) -> None:
+        self._shows_notes = notes
         self._options = metrics_options() if metrics is None else metrics
         self._views = list(views)
         self._lock = threading.Lock()
@@ -133,7 +137,7 @@ class RunTelemetry:
             self._close_views()
             has_failed = isinstance(error, Exception) and not isinstance(error, StoppedError)
             if self._server is not None and (error is None or has_failed):
-                wait_for_last_scrape(self._server)
+                wait_for_last_scrape(self._server, is_quiet=not self._shows_notes)
 
     @contextmanager
     def running(self, layout: FolderLayout, run_id: str) -> Iterator[None]:
@@ -218,6 +222,11 @@ class RunTelemetry:
         """Show lines to the user, soon; never waits."""
         self._sayings.put(text)
 
+    def note(self, text: str) -> None:
+        """Do so with what is neither an error nor a warning."""
+        if self._shows_notes:
+            self.say(text)
+
     def snapshot(self) -> RunSnapshot:
         with self._lock:
             embeddings = list(self._embeddings)
@@ -266,7 +275,7 @@ class RunTelemetry:
             return
         self._server = server
         url = f"http://{address}{METRICS_PATH}"
-        self.say(f"metrics: {url}")
+        self.note(f"metrics: {url}")
         log.info("metrics.served", address=url)  # for Prefect; a terminal has the line above
         if self._options.targets_dir is not None:
             target = TargetFile(Path(self._options.targets_dir), self._run_id, address)

@@ -127,14 +127,14 @@ class DeviceClaim:
                 if time.monotonic() - noticed_s >= NOTICE_INTERVAL_S:
                     noticed_s = time.monotonic()
                     text = self._waiting_for(names, locks)
-                    telemetry.say(text)
+                    telemetry.note(text)
                     log.info("devices.waiting", reason=text)  # for Prefect; the terminal has the line above
                 if stop.wait(LOOK_INTERVAL_S):
                     raise StoppedError
                 taken = attempt()
         got = ", ".join(names[name].label for name in taken)
         text = f"got {got} after {wording.about(time.monotonic() - began_s)}"
-        telemetry.say(text)
+        telemetry.note(text)
         log.info("devices.free", reason=text)
         return taken
 

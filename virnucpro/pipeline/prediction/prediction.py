@@ -97,7 +97,7 @@ def run_prediction(
             lambda: prepare_prediction(input_files, output_dir, config, claim.type, run_id=run_id, restart=restart),
         )
         for notice in run.notices:
-            shown.say(notice)
+            shown.note(notice)
             log.info("settings.kept", reason=notice)  # for Prefect; a terminal has it already
         if run.already_complete:
             return prediction_result(run, was_complete=True)
@@ -236,6 +236,8 @@ def call(
             durable.remove(path)  # of another start; a killed one may have left it
     order = run.frame_order()
     sample, limits, run.manifest.sample = read_sample(run, order)
+    if sample is None and config.fdr is not None:
+        log.warning("fdr.unused", reason=run.manifest.sample.why_off)
     rules = CallRules(
         limits=limits,
         sample=sample,

@@ -22,6 +22,7 @@ from virnucpro.data.reading.compressed import SUFFIXES
 from virnucpro.data.reading.input_files import holds_reads, input_name
 from virnucpro.data.sequence_index import SequenceIndex
 from virnucpro.errors import ConfigurationError, OutputError, SettingsChangedError, printable
+from virnucpro.pipeline.prediction.sample import refuse_unknown_fdr
 from virnucpro.pipeline.prediction.settings import EVERY_CONTIG
 from virnucpro.pipeline.run.run import (
     about_indexed,
@@ -140,7 +141,9 @@ def prepare_prediction(
 
     def indexed() -> SequenceIndex:
         rules = replace(config.rules, chunk_nt=config.chunk_nt)
-        return ensure_index(layout, layout.contig_index, input_files, rules)
+        index = ensure_index(layout, layout.contig_index, input_files, rules)
+        refuse_unknown_fdr(config, int((index.lengths >= config.min_nt).sum()))
+        return index
 
     ready = partial(PredictionRun, run_id=run_id, layout=layout, config=config, stems=stems, notices=notices)
     if restart and earlier is not None:

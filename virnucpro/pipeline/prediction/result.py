@@ -109,7 +109,8 @@ def close_prediction(
         manifest.notes.append(f"tables and tracks hold viral {manifest.sequences} alone (--only-viral)")
     manifest.notes += [f"{stage}: {note}" for stage in config.encoders for note in stages[stage].notes]
     if manifest.sample is not None and manifest.counts["contigs"]:
-        manifest.notes += sample_notes(manifest.sample, manifest.sequences, config.fdr)
+        at = 0 if config.fdr else len(manifest.notes)  # what was asked for may have no effect: that comes first
+        manifest.notes[at:at] = sample_notes(manifest.sample, manifest.sequences, config.fdr)
     manifest.notes += [config.card.worth] if config.card.worth else []
     if not manifest.counts["missing_frames"] and config.cascade and not config.keeps_frames(num_nt):
         _remove_frames(run)

@@ -9,11 +9,13 @@ import numpy as np
 
 from virnucpro.calls.sample_prior import CallLimits, SamplePrior, call_limits, count_scores, estimate_prior
 from virnucpro.choices import LEAST_PRIOR_CONTIGS, PRIOR_AUTO, PRIOR_OFF
+from virnucpro.knobs import UsageError
 from virnucpro.store.manifest import SampleRecord
 
 if TYPE_CHECKING:
     from virnucpro.calls.frame_order import FrameOrder
     from virnucpro.pipeline.prediction.preparation import PredictionRun
+    from virnucpro.pipeline.prediction.settings import PredictionConfig
 
 _OFF = "the prior is off"
 
@@ -49,13 +51,22 @@ def _sample_and_why_off(run: PredictionRun, order: FrameOrder) -> tuple[SamplePr
     return estimate_prior(counts), ""
 
 
+def refuse_unknown_fdr(config: PredictionConfig, num_contigs: int) -> None:
+    """Raise UsageError where a false discovery rate is asked for now, and too few contigs can have a score."""
+    is_asked = config.fdr is not None and "fdr" not in config.not_given
+    if is_asked and config.prior == PRIOR_AUTO and num_contigs < LEAST_PRIOR_CONTIGS:
+        raise UsageError(
+            f"a false discovery rate needs the share of viruses: {num_contigs:,} are too few to estimate it from (it "
+            f"takes {LEAST_PRIOR_CONTIGS}), so give it, as in --prior 0.05, or a --threshold instead"
+        )
+
+
 def sample_notes(sample: SampleRecord, sequences: str, fdr: float | None) -> list[str]:
     """Return what the user should know of the share of viruses, a sentence each; *fdr* is the one asked for."""
     if sample.share is None:
-        if sample.why_off == _OFF and not fdr:
-            return []
-        without = f"; the false discovery rate of {fdr:g} is not known, and has no effect" if fdr else ""
-        return [f"share of viruses not estimated: {sample.why_off}{without}"]
+        if fdr:
+            return [f"warning: the false discovery rate of {fdr:g} has no effect, calls are by score: {sample.why_off}"]
+        return [] if sample.why_off == _OFF else [f"share of viruses not estimated: {sample.why_off}"]
     share = f"share of viruses among the {sequences}"
     if sample.interval is None:
         notes = [f"{share}, as given: {sample.share:.2%}"]

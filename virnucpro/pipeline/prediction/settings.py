@@ -27,6 +27,7 @@ from virnucpro.choices import (
 )
 from virnucpro.config import InputRules, ModelConfig, computing_versions, fingerprint
 from virnucpro.errors import ClassifierMismatchError, ConfigurationError, WeightsError, printable
+from virnucpro.knobs import UsageError
 from virnucpro.models.classifier_files.card import ClassifierCard, locate_classifier, read_card, read_weights
 from virnucpro.models.configuration import configure_model
 from virnucpro.models.contigs.contig_model import LettersModel
@@ -267,6 +268,7 @@ def configure_prediction(
         ClassifierMismatchError: It was trained with another chunk length or other models.
         UnknownModelError: No such model.
         WeightsError: Weights cannot be had, or a card names a model by a path.
+        UsageError: A false discovery rate was asked for, and its scores are not calibrated.
         ConfigurationError: Parquet was asked for and pyarrow is not installed.
     """
     folder = locate_classifier(settings.classifier)
@@ -274,6 +276,8 @@ def configure_prediction(
     chunk_nt, asked = settings.models.chunk or None, settings.models
     card.check(chunk_nt=chunk_nt)
     card = replace(card, chunk_nt=chunk_nt or card.chunk_nt)
+    if settings.fdr is not None and card.contig_model is None:
+        raise UsageError(f"a false discovery rate needs calibrated scores, and {card.name} has no contig model")
     read_weights(folder, card)  # before anything is fetched or embedded
     cascade, letters = _cascade_and_letters(settings.cascade, folder, card)
     for given, encoder in ((asked.dna_model, card.dna_model), (asked.protein_model, card.protein_model)):

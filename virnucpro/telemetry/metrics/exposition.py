@@ -177,10 +177,11 @@ class _Handler(MetricsHandler):
             self.server.visits.note(asked_s)
 
 
-def wait_for_last_scrape(server: MetricsServer) -> None:
+def wait_for_last_scrape(server: MetricsServer, *, is_quiet: bool) -> None:
     """Wait until the scraper has read the final metrics; Ctrl-C ends the wait."""
     if patience_s := server.patience_s:
-        say(f"waiting until the final metrics are read, at most {patience_s:.0f} s (Ctrl-C: not at all)")
+        if not is_quiet:
+            say(f"waiting until the final metrics are read, at most {patience_s:.0f} s (Ctrl-C: not at all)")
         with _ended_by_signals():
             server.wait_for_scrape(patience_s)
 
