@@ -50,6 +50,8 @@ class InputRules:
     """Whether an input without records is fine."""
     most_residues: int | None = None
     """Residues or nucleotides of a record beyond which it breaks a rule; None is no limit."""
+    rna: bool = False
+    """Whether U in nucleotides is read as T."""
     chunk_nt: int | None = None
     """Nucleotides of the chunks that a record is cut into, whose frames' names must be ids as well; None where it is
     not cut."""
@@ -63,6 +65,8 @@ class InputRules:
         }
         for name, choice in choices.items():  # as an index or a manifest has them: plain text
             object.__setattr__(self, name, choice(getattr(self, name)))
+        if self.rna and self.sequence_kind is SequenceKind.PROTEIN:
+            raise ConfigurationError("reading U as T is for nucleotides: the U of a protein is selenocysteine")
 
 
 DEFAULT_RULES = InputRules()
@@ -139,6 +143,8 @@ class ModelConfig:
         decides = self.in_windows or (rules.long == LongPolicy.ERROR and rules.on_bad_record == BadRecordPolicy.SKIP)
         if not decides:  # a row is the same whether it was allowed to be truncated or not
             del deciding["long_policy"]
+        if not rules.rna:  # earlier runs have no such setting
+            del deciding["rna"]
         return deciding
 
     @property
@@ -161,6 +167,7 @@ class ModelConfig:
             stops=rules.stop,
             on_bad_record=rules.on_bad_record,
             allow_empty=rules.allow_empty,
+            rna=rules.rna,
             most_residues=self.max_residues if rules.long is LongPolicy.ERROR else None,
         )
 

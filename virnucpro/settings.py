@@ -135,6 +135,7 @@ _ON_BAD_RECORD = knob(
     "What happens to a record that breaks a rule: nothing is computed, or it is skipped and listed in "
     "failed_sequences.tsv.", decides=True
 )
+_RNA = knob(False, "RNA", "Read U as T in nucleotides; outputs have T.", decides=True)
 _ALLOW_EMPTY = knob(False, "Empty input", "An input without records gives an empty result instead of an error.")
 
 
@@ -153,6 +154,7 @@ class SequenceRules(Box):
         recorded="stops"
     )
     on_bad_record: BadRecordPolicy = _ON_BAD_RECORD
+    rna: bool = _RNA
     allow_empty: bool = _ALLOW_EMPTY
     long: LongPolicy = knob(
         LongPolicy.TRUNCATE, "Longer sequences",
@@ -166,6 +168,7 @@ class ContigRules(Box):
 
     gaps: GapPolicy = _GAPS
     on_bad_record: BadRecordPolicy = _ON_BAD_RECORD
+    rna: bool = _RNA
     allow_empty: bool = _ALLOW_EMPTY
     min_length: int = knob(
         0, "Shortest contig", "Nucleotides below which contigs are listed but not classified.", ge=0,

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 import re
 import shlex
@@ -65,6 +66,22 @@ def test_a_quiet_run_says_nothing_and_a_quiet_mistake_says_what_it_is(finished, 
     changed = run("predict", examples_dir / "contigs.fasta", "-o", out, "--min-length", "400", "--quiet")
     assert (changed.code, changed.out) == (78, "")
     assert "minimal length was 0, now 400" in changed.err
+
+
+def test_u_is_read_as_t_for_models_of_dna_alone(tmp_path):
+    rna = tmp_path / "rna.fa"
+    rna.write_text(">a\nACGUuAAC\n")
+    of_dna = ("--model", "virnucpro-tiny-dna", "--devices", "cpu", "--workers", "1", "-q")
+    assert run("embed", rna, "-o", tmp_path / "out", *of_dna, "--rna") == (0, "", "")
+    (tmp_path / "dna.fa").write_text(">a\nACGTTAAC\n")
+    assert run("embed", tmp_path / "dna.fa", "-o", tmp_path / "plain", *of_dna) == (0, "", "")
+    rows = [(tmp_path / folder / "embeddings.h5").read_bytes() for folder in ("out", "plain")]
+    assert rows[0] == rows[1]
+    recorded = [json.loads((tmp_path / folder / "run.json").read_text())["settings"] for folder in ("out", "plain")]
+    assert [settings.get("rna") for settings in recorded] == [True, None]
+    of_proteins = run("embed", rna, "-o", tmp_path / "no", "--rna", "-q")
+    assert (of_proteins.code, "for nucleotides" in of_proteins.err) == (78, True), of_proteins.err
+    assert run("index", rna, "-o", tmp_path / "index", "--kind", "dna", "--rna", "-q") == (0, "", "")
 
 
 def test_a_summary_says_what_to_do_next(finished, examples_dir):

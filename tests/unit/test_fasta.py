@@ -427,6 +427,8 @@ def plain_record(lines: list[tuple[int, bytes]], rules: InputRules) -> tuple[tup
     if is_protein and text.endswith("*"):
         text = text[:-1]
         where.pop()
+    if rules.rna:
+        text = text.replace("U", "T")
     if is_protein and rules.stops == "x":
         text = text.replace("*", "X")
     faults = [number for (number, _), letter in zip(where, text, strict=True) if letter not in letters]
@@ -498,6 +500,7 @@ TOKENS = [
     b".",
     b"ACgn",
     b"NN",
+    b"AuUt",
     b"X",
     b"\xc3\xa9",
 ]
@@ -524,6 +527,12 @@ rules_of_input = st.builds(
     stops=st.sampled_from(["error", "x"]),
     on_bad_record=st.sampled_from(["error", "skip"]),
     most_residues=st.none() | st.integers(1, 12),
+) | st.builds(
+    InputRules,
+    sequence_kind=st.just("DNA"),
+    rna=st.just(True),
+    gaps=st.sampled_from(["error", "remove"]),
+    on_bad_record=st.sampled_from(["error", "skip"]),
 )
 
 

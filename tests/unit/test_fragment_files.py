@@ -7,6 +7,7 @@ import json
 import subprocess
 import sys
 import threading
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
@@ -212,6 +213,26 @@ def test_letters_are_the_same_however_many_bytes_are_read_at_once(tmp_path, bloc
     some = index.in_input_order()[5:300:7]
     letters = b"".join(stream_letters(index, some, block_bytes=block_bytes)).decode()
     assert letters == "".join(text for _, text in records[5:300:7])
+
+
+def test_letters_of_rna_are_those_of_its_dna_in_the_case_of_the_input(tmp_path):
+    records = [("long", LONG), ("lower", "acgtttgu" * 9), ("mixed", "ACGTTUTAAUn" * 9)]
+    path = write_fasta(tmp_path / "in.fasta", [(name, text.replace("T", "U")) for name, text in records])
+    rules = replace(DNA, rna=True)
+    index = SequenceIndex.build([path], tmp_path / "index", unpack_dir=tmp_path, rules=rules)
+    expected = [text.replace("u", "t").replace("U", "T") for _, text in records]
+    letters = b"".join(stream_letters(index, index.in_input_order(), block_bytes=66_000)).decode()
+    assert letters == "".join(expected)
+    assert [record.sequence for record in map(index.read, index.in_input_order().tolist())] == [
+        text.upper() for text in expected
+    ]
+    plain = write_fasta(
+        tmp_path / "dna.fasta", [(name, text) for (name, _), text in zip(records, expected, strict=True)]
+    )
+    of_dna = SequenceIndex.build([plain], tmp_path / "other", unpack_dir=tmp_path, rules=DNA)
+    assert (index.sequence_hashes == of_dna.sequence_hashes).all()
+    assert not index.fits([path], DNA)
+    assert index.fits([path], rules)
 
 
 MEASURED = """

@@ -120,6 +120,43 @@ def test_a_false_discovery_rate_that_turns_out_to_have_no_effect_is_the_first_no
     assert run("predict", fasta, "-o", tmp_path / "out").out.splitlines()[2] == f"  {first}"
 
 
+def as_rna(text):
+    """Every T as U, apart from those of every third line, in which case the letters have; headers as they are."""
+    lines = text.splitlines(keepends=True)
+    as_u = str.maketrans("Tt", "Uu")
+    return "".join(
+        line if line.startswith(">") or number % 3 == 0 else line.translate(as_u) for number, line in enumerate(lines)
+    )
+
+
+@pytest.mark.parametrize("cascade", ["auto", "off"])
+def test_rna_that_is_asked_for_gives_what_its_dna_gives_and_is_recorded(tmp_path, examples_dir, cascade):
+    records = (examples_dir / "contigs.fasta").read_text().split(">")[1:4]
+    text = "".join(f">{record}" for record in records)
+    header, _, body = text.partition("\n")
+    text = f"{header}\n{body[:400].lower()}{body[400:]}"
+    found = []
+    for folder, letters, options in (("dna", text, ()), ("rna", as_rna(text), ("--rna",))):
+        (tmp_path / folder).mkdir()
+        (tmp_path / folder / "in.fa").write_text(letters)
+        command = ("predict", tmp_path / folder / "in.fa", "-o", tmp_path / folder / "out", "--cascade", cascade)
+        kept = ("--keep-chunks",) if cascade == "off" else ()
+        done = run(*command, *kept, *options)
+        assert done.code == 0, done.err
+        names = ("contigs.tsv", "viral.fasta", "tracks.bedgraph", "genes.faa", *["in_chunked500.fa"] * len(kept))
+        found.append({name: (tmp_path / folder / "out" / name).read_bytes() for name in names})
+    assert found[0] == found[1]
+    settings_of_runs = [json.loads((tmp_path / one / "out/run.json").read_text())["settings"] for one in ("dna", "rna")]
+    assert settings_of_runs[1] == settings_of_runs[0] | {"rna": True}
+    assert run("verify", tmp_path / "rna/out").code == 0
+    changed = run(*command)
+    assert (changed.code, "rna was True, now not set" in changed.err) == (78, True), changed.err
+    refused = run("predict", tmp_path / "rna/in.fa", "-o", tmp_path / "other")
+    assert refused.code == 65
+    assert "stands for no nucleotide of DNA" in refused.err
+    assert "write T for U, or use --rna" in refused.err
+
+
 def test_regions_do_not_depend_on_the_threshold_of_calls(tmp_path, examples_dir):
     regions = []
     for options in ((), ("--threshold", "0.5"), ("--threshold", "0.8")):

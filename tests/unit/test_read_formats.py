@@ -80,7 +80,7 @@ REFUSED = {
     ),
     "a letter of no nucleotide": (
         b"@a\nAC\n+\nII\n@b\nAUG\n+\nIII\n",
-        "FILE:6: 'U' at column 2 stands for no nucleotide of DNA (b): write T for U",
+        "FILE:6: 'U' at column 2 stands for no nucleotide of DNA (b): write T for U, or use --rna",
     ),
     "a sequence that would begin a record": (
         b"@a\nAC\n+\nII\n@b\n>x\n+\nII\n",

@@ -137,7 +137,7 @@ def test_what_is_not_given_has_its_default_and_is_known_as_not_given():
 def test_what_decides_the_bytes_is_recorded_by_its_name_in_the_manifest():
     assert recorded_settings(Hardware(threads=3)) == {"precision": "auto", "token_budget": 0, "threads_per_worker": 3}
     assert set(recorded_settings(SequenceRules())) == {
-        *("max_residues", "gaps", "stops", "on_bad_record", "long_policy"),
+        *("max_residues", "gaps", "stops", "on_bad_record", "rna", "long_policy"),
     }
 
 

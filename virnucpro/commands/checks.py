@@ -19,7 +19,7 @@ from virnucpro.pipeline.run.verification import verify_run
 from virnucpro.settings import EmbeddingSettings
 
 
-@takes_settings(EmbeddingSettings, only={"gaps", "stop", "on_bad_record", "allow_empty"})
+@takes_settings(EmbeddingSettings, only={"gaps", "stop", "rna", "on_bad_record", "allow_empty"})
 def index(
     fasta: FastaFiles,
     output: Annotated[
@@ -39,6 +39,7 @@ def index(
         stops=asked.stop,
         on_bad_record=asked.on_bad_record,
         allow_empty=asked.allow_empty,
+        rna=asked.rna,
     )
     built = SequenceIndex.build(fasta, output, unpack_dir=output.with_name(output.name + ".unpacked"), rules=rules)
     lengths = built.lengths

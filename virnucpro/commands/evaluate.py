@@ -48,7 +48,7 @@ class Missing(StrEnum):
     LEAVE_OUT = "leave-out"
 
 
-_OF_A_PREDICTION = {"chunk", "devices", "workers", "precision", "on_bad_record", "weights_dir", "restart"}
+_OF_A_PREDICTION = {"chunk", "devices", "workers", "precision", "on_bad_record", "rna", "weights_dir", "restart"}
 """Settings of the prediction that scores contigs."""
 
 

@@ -7,7 +7,7 @@ it opens no file.
 
 Protein letters are those of ESM-2's alphabet, and J, which it lacks and which is read as X. DNA letters are IUPAC's
 without U: the published tokenizer of DNABERT-S has no U, so nearly half of an RNA becomes [UNK] and its embedding is
-further from its own DNA's than another DNA's is. Users with RNA have to write T.
+further from its own DNA's than another DNA's is. ``InputRules.rna`` has U read as T.
 """
 
 from __future__ import annotations
@@ -53,12 +53,16 @@ class Letters:
     kind: SequenceKind
     accepted: bytes
     """Upper-case letters of a normalised sequence."""
+    taken: bytes
+    """Letters of an input, in both cases: those, and U where it is read as T."""
     unknown: bytes
     """The letter for any residue or nucleotide."""
     ambiguous: bytes
     """Letters that stand for several residues or nucleotides, ``unknown`` included."""
     normalise: bytes
-    """Translation table: upper case, and in proteins J (leucine or isoleucine) to X."""
+    """Translation table: upper case, in proteins J (leucine or isoleucine) to X, in RNA U to T."""
+    in_case: bytes | None
+    """Translation table of U to T that keeps the case, where U is read as T."""
     removed: bytes
     faulty: re.Pattern[bytes]
     """Bytes that need a second look: those that break a rule, and stops."""
@@ -78,18 +82,21 @@ def letters_of(rules: InputRules) -> Letters:
     is_protein = rules.sequence_kind is SequenceKind.PROTEIN
     accepted = PROTEIN_LETTERS if is_protein else DNA_LETTERS
     removed = BLANKS + (GAPS if rules.gaps is GapPolicy.REMOVE else b"")
-    both_cases = accepted + accepted.lower()
+    rna = b"Uu" if rules.rna else b""
+    taken = accepted + accepted.lower() + rna
     return Letters(
         kind=rules.sequence_kind,
         accepted=accepted,
+        taken=taken,
         unknown=b"X" if is_protein else b"N",
         ambiguous=b"XBZ" if is_protein else b"RYSWKMBDHVN",
         normalise=bytes.maketrans(
-            accepted.lower() + (b"J" if is_protein else b""),
-            (accepted.replace(b"J", b"X") + b"X") if is_protein else accepted,
+            accepted.lower() + (b"J" if is_protein else rna),
+            (accepted.replace(b"J", b"X") + b"X") if is_protein else accepted + b"T" * len(rna),
         ),
+        in_case=bytes.maketrans(rna, b"Tt") if rna else None,
         removed=removed,
-        faulty=re.compile(rb"[^" + re.escape(both_cases + removed) + rb"]|\r(?!\n)"),
+        faulty=re.compile(rb"[^" + re.escape(taken + removed) + rb"]|\r(?!\n)"),
         stops=rules.stops if is_protein else None,
         most_residues=rules.most_residues,
         chunk_nt=rules.chunk_nt,
@@ -295,5 +302,6 @@ def _explain(found: bytes, column: int, kind: SequenceKind) -> tuple[str, str]:
         return f"control character 0x{byte:02X} at column {column}", letters_only
     if kind is SequenceKind.DNA and (byte == ord("*") or chr(byte).isalpha()):
         what = f"{shown} at column {column} stands for no nucleotide of DNA"
-        return what, "write T for U" if byte in b"Uu" else "give DNA; for proteins there is `virnucpro embed`"
+        of_others = "give DNA; for proteins there is `virnucpro embed`"
+        return what, "write T for U, or use --rna" if byte in b"Uu" else of_others
     return f"unexpected character {shown} at column {column}", letters_only

@@ -28,6 +28,7 @@ if TYPE_CHECKING:
     from collections.abc import Iterator
 
     from virnucpro.arrays import ByteArray, IntArray
+    from virnucpro.data.fasta import Letters
     from virnucpro.data.sequence_index import RecordPlace, SequenceIndex
 
 FRAMES = ("F1", "F2", "F3", "R1", "R2", "R3")
@@ -158,7 +159,7 @@ def _pairs(left: IntArray, right: IntArray) -> zip[tuple[int, int]]:
 
 def stream_letters(index: SequenceIndex, positions: IntArray, *, block_bytes: int = _BLOCK_BYTES) -> Iterator[bytes]:
     """
-    Yield the letters of records of DNA in the case of the input, without blanks, line ends and gaps.
+    Yield the letters of records of DNA in the case of the input, without blanks, line ends and gaps; in RNA T for U.
 
     Memory does not grow with a contig's length. Every record is compared with the index (id, letters, hash), as in
     ``SequenceIndex.read``; a change of a long one is found only after a part of it was yielded: keep what was made of
@@ -170,18 +171,18 @@ def stream_letters(index: SequenceIndex, positions: IntArray, *, block_bytes: in
     """
     assert index.rules.sequence_kind is SequenceKind.DNA
     assert block_bytes > MAX_HEADER_BYTES + len(b">\r\n")
-    removed = letters_of(index.rules).removed
+    rules = letters_of(index.rules)
     block, block_start = b"", 0
     for at in range(0, len(positions), _PLACES_AT_ONCE):
         for place in index.places(positions[at : at + _PLACES_AT_ONCE]):
             if place.num_bytes > block_bytes:
-                yield from _long_record(index, place, removed, block_bytes)
+                yield from _long_record(index, place, rules, block_bytes)
                 continue
             start = place.offset - block_start
             if start < 0 or start + place.num_bytes > len(block):
                 block, block_start, start = _read(index, place, place.offset, block_bytes), place.offset, 0
             record = block[start : start + place.num_bytes]
-            letters = record[record.find(b"\n") + 1 :].translate(None, removed)
+            letters = record[record.find(b"\n") + 1 :].translate(rules.in_case, rules.removed)
             same = len(record) == place.num_bytes and _names(record, place) and len(letters) == place.num_letters
             if not same or sequence_hash(letters.upper()) != place.sequence_hash:
                 raise index.changed(place.position)
@@ -213,7 +214,7 @@ class LetterWindow:
             pass
 
 
-def _long_record(index: SequenceIndex, place: RecordPlace, removed: bytes, block_bytes: int) -> Iterator[bytes]:
+def _long_record(index: SequenceIndex, place: RecordPlace, rules: Letters, block_bytes: int) -> Iterator[bytes]:
     digest = hashlib.sha256()
     num_letters = 0
     end = place.offset + place.num_bytes
@@ -223,7 +224,7 @@ def _long_record(index: SequenceIndex, place: RecordPlace, removed: bytes, block
             if not _names(block, place):
                 raise index.changed(place.position)
             block = block[block.find(b"\n") + 1 :]
-        letters = block.translate(None, removed)
+        letters = block.translate(rules.in_case, rules.removed)
         digest.update(letters.upper())
         num_letters += len(letters)
         yield letters

@@ -103,13 +103,14 @@ def _holds_letters_only(body: bytes, num_residues: int, letters: Letters) -> boo
         letters_B = np.frombuffer(body, dtype=np.uint8) | ord(" ")  # lower case, and nothing else becomes a letter
         letters_B -= ord("a")
         return int(np.count_nonzero(letters_B < len(PROTEIN_LETTERS))) == num_residues
-    return not body.translate(None, letters.accepted + letters.accepted.lower() + b"\n")
+    return not body.translate(None, letters.taken + b"\n")
 
 
 def _normalised(body: bytes, letters: Letters) -> tuple[bytes, int]:
     """Return the sequences of *body* as the model sees them, end to end, and the number of J."""
     has_j = letters.kind is SequenceKind.PROTEIN and (b"J" in body or b"j" in body)
-    if not has_j and np.frombuffer(body, dtype=np.uint8).max() <= ord("Z"):
+    has_u = letters.kind is SequenceKind.DNA and b"U" in body
+    if not (has_j or has_u) and np.frombuffer(body, dtype=np.uint8).max() <= ord("Z"):
         return body.replace(b"\n", b""), 0
     mapped_j = body.count(b"J") + body.count(b"j") if has_j else 0
     return body.translate(letters.normalise, b"\n"), mapped_j
