@@ -17,8 +17,9 @@ import argparse
 import json
 import pickle
 import re
+import struct
 from contextlib import contextmanager
-from dataclasses import asdict, dataclass, replace
+from dataclasses import asdict, dataclass, fields, replace
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -32,6 +33,8 @@ if TYPE_CHECKING:
     from pathlib import Path
 
     from numpy.typing import NDArray
+
+    from virnucpro.models.encoders.dnabert_checkpoint import MosaicBertConfig
 
 
 ARCHITECTURE_KEY = "architecture"
@@ -55,6 +58,9 @@ class Architecture:
     """Whether embeddings are scaled by the share of tokens that training left unmasked."""
     vocabulary: int = 33
 
+    def __post_init__(self) -> None:
+        check_counts(self, self.hidden_dim, 2 * self.attention_heads)
+
     @property
     def head_dim(self) -> int:
         """Width H of a head."""
@@ -75,7 +81,7 @@ def open_checkpoint(path: Path, *, vocabulary: int) -> tuple[Architecture, dict[
         architecture, tensors = _read_safetensors(path) if path.suffix == ".safetensors" else _read_fair_esm(path)
     tensors = {name: tensor for name, tensor in tensors.items() if not _NOT_THE_ENCODER.search(name)}
     tensors = _with_one_rotary(path, tensors)
-    expected = _expected_shapes(replace(architecture, vocabulary=vocabulary))
+    expected = _expected_shapes(replace(architecture, vocabulary=vocabulary), len(tensors))
     check_shapes(path, "ESM-2 encoder", architecture, tensors, expected)
     return architecture, tensors
 
@@ -88,8 +94,18 @@ def reading_checkpoint(path: Path, kind: str) -> Iterator[None]:
     except (pickle.UnpicklingError, SafetensorError, EOFError, OSError, RuntimeError) as error:
         reason = str(error).strip().partition("\n")[0]
         raise WeightsError(path.stem, f"{path} cannot be read ({reason}): fetch it again") from error
-    except (AttributeError, KeyError, TypeError, ValueError) as error:
+    except (ArithmeticError, AssertionError, AttributeError, LookupError, TypeError, ValueError, struct.error) as error:
         raise WeightsError(path.stem, f"{path} is not {kind} ({type(error).__name__}: {error})") from error
+
+
+def check_counts(stated: Architecture | MosaicBertConfig, width: int, divisor: int) -> None:
+    """Raise ValueError where a checkpoint states impossible numbers, or a *width* that is no multiple of *divisor*."""
+    for field in fields(stated):
+        value = getattr(stated, field.name)
+        if field.type == "int" and (type(value) is not int or not 0 < value < 1 << 31):
+            raise ValueError(f"{field.name} is no positive number")
+    if width % divisor:
+        raise ValueError(f"its width, {width}, is no multiple of {divisor}")
 
 
 def check_shapes(
@@ -133,7 +149,7 @@ def _with_one_rotary(path: Path, tensors: dict[str, torch.Tensor]) -> dict[str, 
     return {**others, ROTARY_NAME: frequencies[0].clone()}  # a view of a mapped file would keep all of it in memory
 
 
-def _expected_shapes(architecture: Architecture) -> dict[str, tuple[int, ...]]:
+def _expected_shapes(architecture: Architecture, most_layers: int) -> dict[str, tuple[int, ...]]:
     width, ffn_width = architecture.hidden_dim, 4 * architecture.hidden_dim
     of_layer: dict[str, tuple[int, ...]] = {
         f"self_attn.{name}": (width, width) for name in ("q_proj", "k_proj", "v_proj", "out_proj")
@@ -142,7 +158,8 @@ def _expected_shapes(architecture: Architecture) -> dict[str, tuple[int, ...]]:
     of_layer |= {"self_attn_layer_norm": (width,), "final_layer_norm": (width,)}
     shapes: dict[str, tuple[int, ...]] = {"embed_tokens.weight": (architecture.vocabulary, width)}
     shapes[ROTARY_NAME] = (architecture.head_dim // 2,)
-    modules = {f"layers.{i}.{name}": shape for i in range(architecture.num_layers) for name, shape in of_layer.items()}
+    layers = range(min(architecture.num_layers, most_layers))  # the file may state any number
+    modules = {f"layers.{i}.{name}": shape for i in layers for name, shape in of_layer.items()}
     for name, shape in {**modules, "emb_layer_norm_after": (width,)}.items():
         shapes[f"{name}.weight"] = shape
         shapes[f"{name}.bias"] = shape[:1]
