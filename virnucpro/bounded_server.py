@@ -1,8 +1,4 @@
-"""
-An HTTP server with a bounded number of clients, and requests bounded in bytes and time.
-
-Where all places are taken, the oldest client whose request has not come yet makes room for a new one.
-"""
+"""An HTTP server with a bounded number of clients, and requests bounded in bytes and time."""
 
 from __future__ import annotations
 
@@ -26,7 +22,7 @@ MOST_REQUEST_BYTES = 100_000
 
 class BoundedServer(ThreadingHTTPServer):
     """
-    Serves at most *most_clients* at once, each in a daemon thread.
+    Serves at most *most_clients* at once, each in a daemon thread; the oldest without a whole request makes room.
 
     Raises:
         OSError: The address is in use, unknown or not permitted.

@@ -8,6 +8,7 @@ import json
 import os
 import tracemalloc
 from pathlib import Path
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
@@ -155,13 +156,13 @@ def test_checkpoint_whose_tensors_do_not_fit_its_settings_is_refused(encoder, tm
 @pytest.mark.parametrize(
     ("changes", "says"),
     [
-        ({"attention_heads": 0}, "attention_heads is no positive number"),
-        ({"attention_heads": -4}, "attention_heads is no positive number"),
+        ({"attention_heads": 0}, "attention_heads is not between 0 and 2147483648"),
+        ({"attention_heads": -4}, "attention_heads is not between 0 and 2147483648"),
         ({"attention_heads": 5}, "its width, 48, is no multiple of 10"),
-        ({"attention_heads": 4.0}, "attention_heads is no positive number"),
-        ({"num_layers": True}, "num_layers is no positive number"),
-        ({"hidden_dim": 10**30}, "hidden_dim is no positive number"),
-        ({"vocabulary": "33"}, "vocabulary is no positive number"),
+        ({"attention_heads": 4.0}, "attention_heads is not between 0 and 2147483648"),
+        ({"num_layers": True}, "num_layers is not between 0 and 2147483648"),
+        ({"hidden_dim": 10**30}, "hidden_dim is not between 0 and 2147483648"),
+        ({"vocabulary": "33"}, "vocabulary is not between 0 and 2147483648"),
         ({"num_layers": 10**5}, r"does not hold the ESM-2 encoder that it states .*num_layers=100000,"),
     ],
 )
@@ -185,6 +186,14 @@ def test_numbers_of_a_checkpoint_that_cannot_be_are_refused(encoder, published, 
         assert tracemalloc.get_traced_memory()[1] < 32 << 20  # nothing is built for each layer that a file states
     finally:
         tracemalloc.stop()
+
+
+def test_tensors_larger_than_the_file_are_refused(encoder, tmp_path):
+    """One number that is repeated without being stored; a whole model of them takes any memory."""
+    state = {name: torch.zeros(1).expand(x.shape) for name, x in encoder.state_dict().items()}
+    path = _fair_esm_checkpoint(SimpleNamespace(state_dict=lambda: state), tmp_path / "few.pt")
+    with pytest.raises(WeightsError, match="states more numbers than it holds"):
+        load_esm2_model(path, "cpu")
 
 
 @pytest.mark.parametrize("nested", ["[" * 100_000, '{"a":' * 100_000])

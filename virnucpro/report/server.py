@@ -1,9 +1,8 @@
 """
 A read-only HTTP server for reports: GET and HEAD, one request a connection, bounded in size, time and clients.
 
-It is the standard library's, which every installation has: its parser, with our own limits and our own look-up of
-files. uvicorn waits without limit for a client that sends its request slowly, and `http.server`'s own handler for files
-follows links and lists folders. There is no password: that is the proxy's (`deployments/proxy`).
+Files are looked up here, as `http.server`'s own handler follows links and lists folders. There is no password: that is
+the proxy's (`deployments/proxy`).
 """
 
 from __future__ import annotations
@@ -25,7 +24,6 @@ if TYPE_CHECKING:
     from virnucpro.report.served_files import ServedFiles
 
 MOST_CLIENTS = 64
-"""Clients served at once."""
 CHUNK_BYTES = 256 << 10
 CHUNK_S = 15.0
 """Seconds that a client has to take ``CHUNK_BYTES`` of an answer."""
@@ -76,7 +74,6 @@ class _Handler(BoundedHandler):
     default_request_version = "HTTP/1.0"  # an answer to HTTP/0.9 would have no headers, so no policy
 
     def do_GET(self) -> None:  # noqa: N802  the base class's name
-        """Answer the one request of a connection."""
         path = self.path.partition("?")[0]
         if self.is_misdirected():
             self.send_error(HTTPStatus.MISDIRECTED_REQUEST, "This server is for its own machine, or behind its proxy.")

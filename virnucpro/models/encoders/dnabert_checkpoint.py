@@ -25,7 +25,7 @@ from tokenizers import Tokenizer
 
 from virnucpro.choices import DEFAULT_DNA_MODEL
 from virnucpro.errors import SequenceError, WeightsError
-from virnucpro.models.encoders.esm2_checkpoint import check_counts, check_shapes, reading_checkpoint
+from virnucpro.models.encoders.esm2_checkpoint import check_numbers, check_shapes, reading_checkpoint
 from virnucpro.models.registry import BUNDLED_WEIGHTS_DIR
 from virnucpro.run_folders import read_bytes
 
@@ -66,9 +66,7 @@ class MosaicBertConfig:
     layer_norm_eps: float = 1e-12
 
     def __post_init__(self) -> None:
-        check_counts(self, self.hidden_size, self.num_attention_heads)
-        if not (isinstance(self.layer_norm_eps, float) and 0 < self.layer_norm_eps < 1):
-            raise ValueError("layer_norm_eps is not between 0 and 1")
+        check_numbers(self, self.hidden_size, self.num_attention_heads)
 
     @classmethod
     def from_json(cls, text: str) -> MosaicBertConfig:
@@ -92,18 +90,16 @@ def open_dnabert_checkpoint(path: Path, *, vocabulary: int) -> tuple[MosaicBertC
         WeightsError: The file is damaged, or not a MosaicBERT encoder of that vocabulary.
     """
     with reading_checkpoint(path, "a DNABERT-S checkpoint"):
-        config, tensors = _read_safetensors(path) if path.suffix == ".safetensors" else _read_pickle(path)
-    named = {name.removeprefix("bert."): tensor for name, tensor in tensors.items()}
-    named = {name: tensor for name, tensor in named.items() if not _NOT_THE_ENCODER.search(name)}
-    check_shapes(path, "DNABERT-S encoder", config, named, _expected_shapes(config, len(named)))
+        if path.suffix == ".safetensors":
+            config, tensors = _read_safetensors(path)
+        else:
+            config, tensors = _config_beside(path), torch.load(path, map_location="cpu", weights_only=True)
+        named = {name.removeprefix("bert."): tensor for name, tensor in tensors.items()}
+        named = {name: tensor for name, tensor in named.items() if not _NOT_THE_ENCODER.search(name)}
+        check_shapes(path, "DNABERT-S encoder", config, named, _expected_shapes(config, len(named)))
     if config.vocab_size != vocabulary:
         raise WeightsError(path.stem, f"{path} has {config.vocab_size} tokens, the tokenizer has {vocabulary}")
     return config, named
-
-
-def _read_pickle(path: Path) -> tuple[MosaicBertConfig, dict[str, torch.Tensor]]:
-    tensors: dict[str, torch.Tensor] = torch.load(path, map_location="cpu", weights_only=True)
-    return _config_beside(path), dict(tensors.items())
 
 
 def _read_safetensors(path: Path) -> tuple[MosaicBertConfig, dict[str, torch.Tensor]]:

@@ -59,7 +59,7 @@ class Architecture:
     vocabulary: int = 33
 
     def __post_init__(self) -> None:
-        check_counts(self, self.hidden_dim, 2 * self.attention_heads)
+        check_numbers(self, self.hidden_dim, 2 * self.attention_heads)
 
     @property
     def head_dim(self) -> int:
@@ -79,10 +79,10 @@ def open_checkpoint(path: Path, *, vocabulary: int) -> tuple[Architecture, dict[
     """
     with reading_checkpoint(path, "an ESM-2 checkpoint in fair-esm's layout"):
         architecture, tensors = _read_safetensors(path) if path.suffix == ".safetensors" else _read_fair_esm(path)
-    tensors = {name: tensor for name, tensor in tensors.items() if not _NOT_THE_ENCODER.search(name)}
-    tensors = _with_one_rotary(path, tensors)
-    expected = _expected_shapes(replace(architecture, vocabulary=vocabulary), len(tensors))
-    check_shapes(path, "ESM-2 encoder", architecture, tensors, expected)
+        tensors = {name: tensor for name, tensor in tensors.items() if not _NOT_THE_ENCODER.search(name)}
+        tensors = _with_one_rotary(path, tensors)
+        expected = _expected_shapes(replace(architecture, vocabulary=vocabulary), len(tensors))
+        check_shapes(path, "ESM-2 encoder", architecture, tensors, expected)
     return architecture, tensors
 
 
@@ -91,6 +91,8 @@ def reading_checkpoint(path: Path, kind: str) -> Iterator[None]:
     """Turn every error of a damaged or foreign file into a WeightsError: it cannot be read, or is not *kind*."""
     try:
         yield
+    except WeightsError:
+        raise
     except (pickle.UnpicklingError, SafetensorError, EOFError, OSError, RuntimeError) as error:
         reason = str(error).strip().partition("\n")[0]
         raise WeightsError(path.stem, f"{path} cannot be read ({reason}): fetch it again") from error
@@ -98,12 +100,12 @@ def reading_checkpoint(path: Path, kind: str) -> Iterator[None]:
         raise WeightsError(path.stem, f"{path} is not {kind} ({type(error).__name__}: {error})") from error
 
 
-def check_counts(stated: Architecture | MosaicBertConfig, width: int, divisor: int) -> None:
+def check_numbers(stated: Architecture | MosaicBertConfig, width: int, divisor: int) -> None:
     """Raise ValueError where a checkpoint states impossible numbers, or a *width* that is no multiple of *divisor*."""
     for field in fields(stated):
-        value = getattr(stated, field.name)
-        if field.type == "int" and (type(value) is not int or not 0 < value < 1 << 31):
-            raise ValueError(f"{field.name} is no positive number")
+        value, most = getattr(stated, field.name), {"int": 1 << 31, "float": 1.0}.get(str(field.type))
+        if most and (type(value).__name__ != field.type or not 0 < value < most):
+            raise ValueError(f"{field.name} is not between 0 and {most}")
     if width % divisor:
         raise ValueError(f"its width, {width}, is no multiple of {divisor}")
 
@@ -116,6 +118,8 @@ def check_shapes(
     if found != expected:
         differing = sorted(name for name in found.keys() | expected.keys() if found.get(name) != expected.get(name))
         raise WeightsError(path.stem, f"{path} does not hold the {kind} that it states ({stated}): see {differing[:3]}")
+    if sum(tensor.nbytes for tensor in tensors.values()) > path.stat().st_size:
+        raise WeightsError(path.stem, f"{path} states more numbers than it holds: fetch it again")
 
 
 def _read_fair_esm(path: Path) -> tuple[Architecture, dict[str, torch.Tensor]]:

@@ -4,9 +4,8 @@ A run's metrics over HTTP while it runs, and the files by which Prometheus finds
 Each scrape collects the registry anew. A slow client holds up only itself. A scraper that comes regularly is awaited
 at the end of a run, so that it sees the last values.
 
-There is one target file for each run. It is locked (``flock``) while its run lives and
-removed at its end. One left by a killed run shows its target as down, until the next run or Prefect worker of this host
-removes it.
+There is one target file for each run, locked (``flock``) while its run lives and removed at its end. One left by a
+killed run shows its target as down, until the next run or Prefect worker of this host removes it.
 """
 
 from __future__ import annotations
@@ -46,7 +45,6 @@ METRICS_PATH = "/metrics"
 SCRAPER_HEADER = "X-Prometheus-Scrape-Timeout-Seconds"
 """Sent by Prometheus and compatible scrapers, not by curl or browsers."""
 MOST_READERS = 16
-"""Clients served at once."""
 LEAST_PATIENCE_S = 5.0
 """Least seconds to wait for a scraper that came before: on a busy machine intervals vary."""
 LONGEST_PATIENCE_S = 30.0
@@ -86,7 +84,6 @@ class MetricsServer:
         self._registry = registry
         self._port = port
         self._server: _Server | None = None
-        self._thread: threading.Thread | None = None
 
     def start(self) -> int:
         """
@@ -96,10 +93,7 @@ class MetricsServer:
             OSError: The port is in use or not permitted.
         """
         self._server = _Server((self.address, self._port), self._registry)
-        self._thread = threading.Thread(
-            target=self._server.serve_forever, args=(_POLL_S,), name="metrics-server", daemon=True
-        )
-        self._thread.start()
+        threading.Thread(target=self._server.serve_forever, args=(_POLL_S,), name="metrics", daemon=True).start()
         return int(self._server.server_address[1])
 
     @property
@@ -118,10 +112,9 @@ class MetricsServer:
 
     def stop(self) -> None:
         """Stop serving, without waiting for open requests."""
-        if self._server is None or self._thread is None:
+        if self._server is None:
             return
         self._server.shutdown()
-        self._thread.join()
         self._server.server_close()
         self._server = None
 
