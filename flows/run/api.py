@@ -30,6 +30,7 @@ from prefect.logging.handlers import APILogWorker, PrefectConsoleHandler
 from prefect.settings import PREFECT_API_URL, PREFECT_CLIENT_MAX_RETRIES, get_current_settings, temporary_settings
 
 from virnucpro.errors import ConfigurationError, ExitCode, VirNucProError
+from virnucpro.run_folders import only_regular
 
 IS_QUIET: ContextVar[bool] = ContextVar("IS_QUIET", default=False)
 """Whether the command shows errors and warnings only."""
@@ -103,7 +104,7 @@ def prefect_api() -> Iterator[None]:
         return
     settings = get_current_settings()
     settings.home.mkdir(parents=True, exist_ok=True)  # for the server's database
-    with (settings.home / "virnucpro-server.lock").open("w") as starting:
+    with open(settings.home / "virnucpro-server.lock", "w", opener=only_regular) as starting:
         with suppress(OSError):  # a file system without locks
             fcntl.flock(starting, fcntl.LOCK_EX)  # of two servers that make one database at once, one fails
         port = _free_port()

@@ -15,6 +15,7 @@ from virnucpro.pipeline.run.run_result import RunResult
 from virnucpro.report.prediction.artifacts import markdown_text, report_markdown, report_table
 from virnucpro.report.prediction.summary import read_columns
 from virnucpro.report.served_files import address_of
+from virnucpro.run_folders import read_bytes
 from virnucpro.run_layout import PredictionLayout, RunLayout, TrainingLayout
 from virnucpro.telemetry.show import wording
 
@@ -68,7 +69,7 @@ def publish_training(output_dir: Path) -> None:
     """Leave the classifier's card, and a link to it or its path."""
     layout = TrainingLayout(output_dir.absolute())
     where = markdown_text(str(layout.output_dir))
-    create_markdown_artifact(markdown=layout.card_text.read_text("utf-8"), key="train-card", description=where)
+    create_markdown_artifact(markdown=read_bytes(layout.card_text).decode(), key="train-card", description=where)
     _publish_file(layout.card_text, key="train-classifier", where=where)
 
 

@@ -6,10 +6,14 @@ Files under names like ours, links, pipes in place of files, and a ``run.json`` 
 
 from __future__ import annotations
 
+import ast
 import json
 import os
 import random
+import re
 import shutil
+from dataclasses import replace
+from pathlib import Path
 
 import pytest
 
@@ -19,10 +23,13 @@ from tests.faults.forked import run_forked, run_job, small_input
 from tests.manifests import is_noticed, values_unseen
 from tests.predictions import hash_prediction, make_contigs, predict_forked
 from tests.strategies import edit_manifest, flip_bit
-from virnucpro.errors import ResultError
+from virnucpro.errors import OutputError, ResultError
 from virnucpro.pipeline.run.verification import verify_run
+from virnucpro.telemetry.metrics.exposition import TargetFile
 from virnucpro.telemetry.show.status_file import read_status
+from virnucpro.training.genomes.genome_split import training_data_of
 
+ROOT = Path(__file__).parents[2]
 OF_OTHERS = (".x.tmp", ".run.json.tmp", ".notes.4194305.0123abcd.tmp", ".a.norun.4194305.0123abcd.tmp", "notes.txt")
 
 
@@ -167,6 +174,51 @@ def test_nothing_waits_for_a_pipe_in_place_of_any_file(made, tmp_path, soak_tabl
         hanging += [f"{what} {name}" for what in commands_that_hang(out, *made[1:])]
     soak_table("a pipe in place of a file of the run", tries=4 * len(READ), differing=len(hanging))
     assert hanging == []
+
+
+def opened_by_name(path):
+    """Yield the calls in a module that open a file by its name, and would wait for the writer of a pipe."""
+    for call in ast.walk(ast.parse(path.read_text("utf-8"))):
+        match call:
+            case ast.Call(func=ast.Name(id="open"), keywords=keywords):
+                if not any(one.arg == "opener" for one in keywords):
+                    yield ast.unparse(call)
+            case ast.Call(func=ast.Attribute(attr="read_text" | "read_bytes", value=value)):
+                if not isinstance(value, ast.Name) or value.id != "run_folders":
+                    yield ast.unparse(call)
+            case ast.Call(func=ast.Attribute(attr="open"), args=[ast.Constant(value=str()), *_]):
+                yield ast.unparse(call)
+            case ast.Call(func=ast.Attribute(attr="open"), args=[], keywords=[_, *_]):
+                yield ast.unparse(call)
+
+
+OF_THE_SYSTEM = re.compile(
+    r"/proc/|os\.devnull|cgroup|meminfo|cpu_info|importlib|files\(|open\('x'"  # 'x' makes a new file
+    r"|^path\.read_text\(\)$|^self\._file\.read_text\(\)$"  # of /proc and of cgroups
+)
+
+
+def test_every_file_that_is_opened_by_its_name_is_opened_so_that_a_pipe_does_not_hold_it_up():
+    modules = sorted(path for folder in ("virnucpro", "flows") for path in (ROOT / folder).rglob("*.py"))
+    found = [(path.name, call) for path in modules for call in opened_by_name(path)]
+    assert len(found) > 10  # those of the system
+    assert [(name, call) for name, call in found if not OF_THE_SYSTEM.search(call)] == []
+
+
+@pytest.mark.timeout(20)
+def test_a_pipe_under_the_temporary_name_of_a_target_file_is_an_error_that_names_it(tmp_path):
+    target = TargetFile(tmp_path, "0123456789ab", "127.0.0.1:9100")
+    os.mkfifo(tmp_path / f".{target.path.name}.tmp")
+    with pytest.raises(OutputError, match=r"0123456789ab\.json"):
+        target.start()
+
+
+@pytest.mark.timeout(20)
+@pytest.mark.parametrize("card", ["[" * 100_000, "[]", '{"weights_sha256": "a"}', None])
+def test_a_card_beside_an_encoder_that_cannot_be_read_lists_no_training_data(tmp_path, card):
+    put_pipe(tmp_path / "card.json") if card is None else (tmp_path / "card.json").write_text(card)
+    config = replace(hash_config(), weights_path=str(tmp_path / "w.bin"), weights_sha256="a")
+    assert training_data_of(config) is None
 
 
 def test_a_live_status_that_is_a_pipe_is_said_to_be_none(tmp_path):

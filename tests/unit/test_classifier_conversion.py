@@ -476,10 +476,33 @@ def test_an_archive_of_very_many_entries_is_refused_before_they_are_read(tmp_pat
     assert "its list of entries has" in _refusal(path, tmp_path)
 
 
+@pytest.mark.parametrize("place", ["where it belongs", "elsewhere"])
+def test_nor_does_the_second_end_of_a_zip64_archive_hide_how_many_entries_there_are(tmp_path, place):
+    path = tmp_path / "500_many.pth"
+    with zipfile.ZipFile(path, "w") as archive:
+        for number in range(2000):
+            archive.writestr(f"model/{number}", "")
+    data = path.read_bytes()
+    start, listed = len(data) - 22, struct.unpack("<I", data[-10:-6])[0]
+    second = struct.pack("<4sQ2H2I4Q", b"PK\6\6", 44, 45, 45, 0, 0, 2000, 2000, listed, start - listed)
+    leads_to = struct.pack("<4sIQI", b"PK\6\7", 0, start, 1)
+    between = b"" if place == "where it belongs" else struct.pack("<4sQ", b"PK\6\6", 44).ljust(56, b"\0")
+    end = struct.pack("<4s4H2IH", b"PK\5\6", 0, 0, 1, 1, 46, start, 0)  # one entry
+    path.write_bytes(data[:start] + second + between + leads_to + end)
+    says = "its list of entries has" if place == "where it belongs" else "not where torch.save puts it"
+    assert says in _refusal(path, tmp_path)
+
+
 def test_a_file_that_is_absent_or_a_folder_is_one_sentence(tmp_path):
     assert "No such file" in _refusal(tmp_path / "500_absent.pth", tmp_path)
     (tmp_path / "500_folder.pth").mkdir()
     assert "directory" in _refusal(tmp_path / "500_folder.pth", tmp_path)
+
+
+@pytest.mark.timeout(20)
+def test_a_named_pipe_is_one_sentence(tmp_path):
+    os.mkfifo(tmp_path / "500_pipe.pth")
+    assert "not a regular file" in _refusal(tmp_path / "500_pipe.pth", tmp_path)
 
 
 def test_nothing_of_torch_reads_the_file(published, tmp_path):

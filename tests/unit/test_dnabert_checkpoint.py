@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import json
+import os
 import pickle
+import tracemalloc
 from dataclasses import replace
 
 import pytest
@@ -60,13 +62,43 @@ def test_without_a_config_the_published_shape_is_expected(checkpoint):
         ({"hidden_act": "relu"}, "only gelu is known"),
         ({"alibi_starting_size": None}, "not a MosaicBERT"),
         ({"model_type": "esm"}, "not a MosaicBERT"),
+        ({"num_attention_heads": 0}, r"config.json.*num_attention_heads is not between 0 and 2147483648"),
+        ({"num_attention_heads": 3}, "its width, 16, is no multiple of 3"),
+        ({"type_vocab_size": 1.5}, "type_vocab_size is not between 0 and 2147483648"),
+        ({"layer_norm_eps": -1e-5}, "layer_norm_eps is not between 0 and 1"),
+        ({"layer_norm_eps": int("9" * 400)}, "layer_norm_eps is not between 0 and 1"),
+        ({"num_hidden_layers": 10**5}, "does not hold the DNABERT-S encoder"),
     ],
 )
 def test_a_config_that_contradicts_the_tensors_or_is_of_another_architecture_is_refused(checkpoint, changes, says):
     values = {**json.loads(CONFIG.to_json()), **changes}
     values = {name: value for name, value in values.items() if value is not None}
     (checkpoint.parent / "config.json").write_text(json.dumps(values))
-    with pytest.raises(WeightsError, match=says):
+    tracemalloc.start()
+    try:
+        with pytest.raises(WeightsError, match=says):
+            load_dnabert_s(checkpoint, "cpu")
+        assert tracemalloc.get_traced_memory()[1] < 32 << 20  # nothing is built for each layer that a file states
+    finally:
+        tracemalloc.stop()
+
+
+@pytest.mark.timeout(60)
+@pytest.mark.parametrize("name", ["config.json", "tokenizer.json"])
+@pytest.mark.parametrize("text", ["[" * 100_000, '{"model": ' * 100_000, None])
+def test_a_file_beside_the_weights_that_is_nested_too_deep_or_a_pipe_is_refused(checkpoint, name, text):
+    beside = checkpoint.parent / name
+    beside.unlink(missing_ok=True)
+    os.mkfifo(beside) if text is None else beside.write_text(text)
+    with pytest.raises(WeightsError, match=rf"^weights of \w+: \S+{name} cannot be read"):
+        load_dnabert_s(resolve_model(checkpoint).weights_path, "cpu")
+    assert family_of(checkpoint.with_suffix(".pt")) is (ESM2 if name == "config.json" else DNABERT_S)
+
+
+@pytest.mark.parametrize("content", [{7: torch.zeros(1)}, {"bert.x": 7}, [torch.zeros(1)], 7, {}])
+def test_a_pickle_of_something_else_is_refused(checkpoint, content):
+    torch.save(content, checkpoint)
+    with pytest.raises(WeightsError, match=r"is not a DNABERT-S checkpoint|does not hold"):
         load_dnabert_s(checkpoint, "cpu")
 
 

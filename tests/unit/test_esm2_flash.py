@@ -4,14 +4,18 @@ from __future__ import annotations
 
 import argparse
 import copy
+import json
 import os
+import tracemalloc
 from pathlib import Path
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
 import torch
 from esm.rotary_embedding import RotaryEmbedding
-from safetensors.torch import save_file
+from safetensors import safe_open
+from safetensors.torch import load_file, save_file
 
 from tools.encoders.card import save_weights
 from tools.encoders.masked_residues import new_encoder
@@ -53,9 +57,8 @@ def _packed(tokenizer, sequences):
 
 
 def _fair_esm_checkpoint(encoder, path, **changes):
-    settings = argparse.Namespace(
-        encoder_layers=3, encoder_embed_dim=48, encoder_attention_heads=4, token_dropout=True, **changes
-    )
+    stated = {"encoder_layers": 3, "encoder_embed_dim": 48, "encoder_attention_heads": 4, "token_dropout": True}
+    settings = argparse.Namespace(**{**stated, **changes})
     state = {f"encoder.sentence_encoder.{name}": tensor for name, tensor in encoder.state_dict().items()}
     torch.save({"cfg": {"model": settings}, "model": state}, path)
     return path
@@ -148,6 +151,56 @@ def test_checkpoint_whose_tensors_do_not_fit_its_settings_is_refused(encoder, tm
     torch.save(contents, path)
     with pytest.raises(WeightsError, match=r"does not hold the ESM-2 encoder that it states .*layers\.3\."):
         load_esm2_model(path, "cpu")
+
+
+@pytest.mark.parametrize(
+    ("changes", "says"),
+    [
+        ({"attention_heads": 0}, "attention_heads is not between 0 and 2147483648"),
+        ({"attention_heads": -4}, "attention_heads is not between 0 and 2147483648"),
+        ({"attention_heads": 5}, "its width, 48, is no multiple of 10"),
+        ({"attention_heads": 4.0}, "attention_heads is not between 0 and 2147483648"),
+        ({"num_layers": True}, "num_layers is not between 0 and 2147483648"),
+        ({"hidden_dim": 10**30}, "hidden_dim is not between 0 and 2147483648"),
+        ({"vocabulary": "33"}, "vocabulary is not between 0 and 2147483648"),
+        ({"num_layers": 10**5}, r"does not hold the ESM-2 encoder that it states .*num_layers=100000,"),
+    ],
+)
+@pytest.mark.parametrize("suffix", ["safetensors", "pt"])
+def test_numbers_of_a_checkpoint_that_cannot_be_are_refused(encoder, published, tmp_path, suffix, changes, says):
+    path = tmp_path / f"odd.{suffix}"
+    if suffix == "safetensors":
+        with safe_open(published, "pt") as file:
+            architecture = {**json.loads(file.metadata()["architecture"]), **changes}
+        save_file(load_file(published), path, metadata={"architecture": json.dumps(architecture)})
+    elif "vocabulary" in changes:
+        return  # counted there, not stated
+    else:
+        names = {"num_layers": "encoder_layers", "hidden_dim": "encoder_embed_dim"}
+        names["attention_heads"] = "encoder_attention_heads"
+        _fair_esm_checkpoint(encoder, path, **{names[name]: value for name, value in changes.items()})
+    tracemalloc.start()
+    try:
+        with pytest.raises(WeightsError, match=says):
+            load_esm2_model(path, "cpu")
+        assert tracemalloc.get_traced_memory()[1] < 32 << 20  # nothing is built for each layer that a file states
+    finally:
+        tracemalloc.stop()
+
+
+def test_tensors_larger_than_the_file_are_refused(encoder, tmp_path):
+    """One number that is repeated without being stored; a whole model of them takes any memory."""
+    state = {name: torch.zeros(1).expand(x.shape) for name, x in encoder.state_dict().items()}
+    path = _fair_esm_checkpoint(SimpleNamespace(state_dict=lambda: state), tmp_path / "few.pt")
+    with pytest.raises(WeightsError, match="states more numbers than it holds"):
+        load_esm2_model(path, "cpu")
+
+
+@pytest.mark.parametrize("nested", ["[" * 100_000, '{"a":' * 100_000])
+def test_metadata_that_is_nested_too_deep_is_refused(published, tmp_path, nested):
+    save_file(load_file(published), tmp_path / "deep.safetensors", metadata={"architecture": nested})
+    with pytest.raises(WeightsError, match="cannot be read"):
+        load_esm2_model(tmp_path / "deep.safetensors", "cpu")
 
 
 def test_letter_without_a_token_is_an_error_that_names_it():

@@ -8,7 +8,8 @@ import threading
 import time
 import urllib.error
 import urllib.request
-from contextlib import contextmanager
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import ExitStack, contextmanager, suppress
 
 import psutil
 import pytest
@@ -16,10 +17,13 @@ from prometheus_client import CollectorRegistry, Gauge
 from prometheus_client.core import GaugeMetricFamily
 from prometheus_client.parser import text_string_to_metric_families
 
+from virnucpro import bounded_server
 from virnucpro.telemetry.metrics import exposition
 from virnucpro.telemetry.metrics.exposition import (
     LEAST_PATIENCE_S,
     LONGEST_PATIENCE_S,
+    LOOPBACK,
+    MOST_READERS,
     SCRAPER_HEADER,
     MetricsServer,
     own_address,
@@ -41,9 +45,9 @@ def registry():
 
 
 @contextmanager
-def serving(registry, port=0):
+def serving(registry, port=0, address=LOOPBACK):
     """A started server and its port."""
-    server = MetricsServer(registry, port)
+    server = MetricsServer(registry, port, address)
     try:
         yield server, server.start()
     finally:
@@ -148,7 +152,7 @@ def test_it_is_gone_when_it_is_stopped(registry):
 
 
 def test_readers_that_hang_are_dropped_and_others_served_meanwhile(registry, monkeypatch, capfd):
-    monkeypatch.setattr(exposition._Handler, "timeout", 0.5)
+    monkeypatch.setattr(bounded_server, "REQUEST_S", 0.5)
     with serving(registry) as (server, port):
         hanging = [socket.create_connection(("127.0.0.1", port)) for _ in range(5)]
         hanging[0].sendall(b"GET /metrics HT")
@@ -164,34 +168,78 @@ def test_readers_that_hang_are_dropped_and_others_served_meanwhile(registry, mon
 
 
 def test_a_reader_that_takes_nothing_is_dropped(monkeypatch, capfd):
-    monkeypatch.setattr(exposition._Handler, "timeout", 0.3)
+    monkeypatch.setattr(bounded_server, "REQUEST_S", 0.3)
     registry = CollectorRegistry()
     Gauge("large", "x" * (32 << 20), registry=registry)
     with serving(registry) as (server, port):
         with socket.create_connection(("127.0.0.1", port)) as slow:
-            slow.sendall(b"GET /metrics HTTP/1.0\r\n" + f"{SCRAPER_HEADER}: 10\r\n\r\n".encode())
+            slow.sendall(b"GET /metrics HTTP/1.0\r\n" + f"Host: localhost\r\n{SCRAPER_HEADER}: 10\r\n\r\n".encode())
             assert not server.wait_for_scrape(1)  # what it has not taken it has not seen
         assert not [thread for thread in threading.enumerate() if "process_request" in thread.name]
     assert capfd.readouterr() == ("", "")
 
 
-def test_more_readers_than_places_are_turned_away(registry, monkeypatch):
-    monkeypatch.setattr(exposition._Handler, "timeout", 20)
-    with serving(registry) as (_, port):
-        hanging = [socket.create_connection(("127.0.0.1", port)) for _ in range(exposition.MOST_READERS)]
+def test_the_time_to_send_is_for_the_request_and_not_for_each_of_its_bytes(registry, monkeypatch):
+    monkeypatch.setattr(bounded_server, "REQUEST_S", 0.5)
+    with serving(registry) as (_, port), socket.create_connection(("127.0.0.1", port)) as slow:
+        began_s = time.monotonic()
+        with suppress(ConnectionError):
+            for _ in range(100):
+                slow.sendall(b"G")
+                time.sleep(0.05)
+        assert 0.4 < time.monotonic() - began_s < 4
+
+
+def test_slow_readers_in_all_places_do_not_shut_a_scraper_out(registry):
+    with serving(registry) as (_, port), ExitStack() as stack:
+        slow = [stack.enter_context(socket.create_connection(("127.0.0.1", port))) for _ in range(MOST_READERS)]
+        for one in slow:
+            one.sendall(b"GET /metrics HT")
+        for _ in range(3):
+            began_s = time.monotonic()
+            assert scrape(port)[1]
+            assert time.monotonic() - began_s < bounded_server.REQUEST_S / 2
+            slow.append(stack.enter_context(socket.create_connection(("127.0.0.1", port))))
+            slow[-1].sendall(b"GET /metrics HT")  # it comes again
+        slow[0].settimeout(10)
+        assert slow[0].recv(100) == b""  # the oldest made room
+
+
+def test_more_readers_than_places_are_turned_away_while_all_are_being_answered():
+    collecting, goes_on = threading.Semaphore(0), threading.Event()
+
+    class Slow:
+        def describe(self):
+            return []
+
+        def collect(self):
+            collecting.release()
+            assert goes_on.wait(20)
+            yield GaugeMetricFamily("slow", "Takes its time.", value=1)
+
+    registry = CollectorRegistry()
+    registry.register(Slow())
+    with serving(registry) as (_, port), ThreadPoolExecutor(MOST_READERS) as readers:
+        answers = [readers.submit(ask, port) for _ in range(MOST_READERS)]
+        for _ in answers:
+            assert collecting.acquire(timeout=20)
         with pytest.raises((urllib.error.URLError, ConnectionError)):
             ask(port)
-        hanging[0].close()
-        deadline_s = time.monotonic() + 10
-        while True:
-            try:
-                assert ask(port)[1]
-                break
-            except (urllib.error.URLError, ConnectionError):
-                assert time.monotonic() < deadline_s
-                time.sleep(0.02)
-        for connection in hanging:
-            connection.close()
+        goes_on.set()
+        assert all(answer.result()[1] for answer in answers)
+
+
+@pytest.mark.parametrize("host", ["evil.example", "evil.example:9090", "", "[", "10.1.2.3"])
+def test_a_page_elsewhere_whose_name_leads_here_reads_nothing(registry, host):
+    """A browser sends the name of the page's address; by another name nobody here asks."""
+    with serving(registry) as (server, port):
+        with pytest.raises(urllib.error.HTTPError, match="for their own machine") as caught:
+            ask(port, Host=host, **SCRAPER)
+        assert caught.value.code == 421
+        assert server.patience_s == 0
+        assert all(ask(port, Host=name)[1] for name in ("localhost:1", "127.0.0.1", "[::1]:9"))
+    with serving(registry, address="0.0.0.0") as (_, port):  # Prometheus may call this host by any name
+        assert ask(port, Host="node7.cluster")[1]
 
 
 def test_a_defect_of_ours_is_seen_and_the_next_reader_served(capfd):

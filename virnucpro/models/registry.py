@@ -29,6 +29,7 @@ from virnucpro.choices import (
     SequenceKind,
 )
 from virnucpro.errors import UnknownModelError, WeightsError
+from virnucpro.run_folders import read_bytes
 
 if TYPE_CHECKING:
     from virnucpro.models.download import DownloadProgress
@@ -277,8 +278,8 @@ def family_of(path: Path) -> ModelFamily:
     if "config" in metadata or path.suffix == ".bin":
         return DNABERT_S
     try:
-        return DNABERT_S if json.loads(beside.read_text("utf-8"))["model_type"] == "bert" else ESM2
-    except (OSError, ValueError, KeyError, TypeError):
+        return DNABERT_S if json.loads(read_bytes(beside))["model_type"] == "bert" else ESM2
+    except (OSError, ValueError, KeyError, TypeError, RecursionError):
         return ESM2
 
 

@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING, Any, Self
 import numpy as np
 import structlog
 
-from virnucpro import durable
+from virnucpro import durable, run_folders
 from virnucpro.choices import ResultForm
 from virnucpro.errors import SourceGoneError
 from virnucpro.pipeline.blocks.finished_blocks import find_all_finished
@@ -358,7 +358,7 @@ def _restored(about: Mapping[str, Any], kept: Path) -> SealedBlocks:
         seal=bytes.fromhex(about["seal"]),
         kept_rows=None
         if kept_of is None
-        else np.unpackbits(np.frombuffer(kept.read_bytes(), np.uint8), count=kept_of).astype(np.bool_),
+        else np.unpackbits(np.frombuffer(run_folders.read_bytes(kept), np.uint8), count=kept_of).astype(np.bool_),
     )
 
 

@@ -1,28 +1,22 @@
 """
 A read-only HTTP server for reports: GET and HEAD, one request a connection, bounded in size, time and clients.
 
-It is the standard library's, which every installation has: its parser, with our own limits and our own look-up of
-files. uvicorn waits without limit for a client that sends its request slowly, and `http.server`'s own handler for files
-follows links and lists folders. There is no password: that is the proxy's (`deployments/proxy`).
+Files are looked up here, as `http.server`'s own handler follows links and lists folders. There is no password: that is
+the proxy's (`deployments/proxy`).
 """
 
 from __future__ import annotations
 
-import io
 import os
 import socket
-import time
 from contextlib import suppress
 from datetime import UTC, datetime
 from http import HTTPStatus
-from http.client import HTTPException
-from http.server import BaseHTTPRequestHandler
-from ipaddress import ip_address
 from pathlib import PurePath
 from typing import TYPE_CHECKING, Any
-from urllib.parse import quote, urlsplit
+from urllib.parse import quote
 
-from virnucpro.bounded_server import BoundedServer
+from virnucpro.bounded_server import BoundedHandler, BoundedServer
 from virnucpro.report.html import Html, element, rows_of
 from virnucpro.report.served_files import FoundReport, NotServedError
 
@@ -30,10 +24,6 @@ if TYPE_CHECKING:
     from virnucpro.report.served_files import ServedFiles
 
 MOST_CLIENTS = 64
-"""Clients served at once; more are refused."""
-REQUEST_S = 10.0
-"""Seconds that a client has to send its request."""
-MOST_REQUEST_BYTES = 100_000
 CHUNK_BYTES = 256 << 10
 CHUNK_S = 15.0
 """Seconds that a client has to take ``CHUNK_BYTES`` of an answer."""
@@ -76,46 +66,16 @@ class ReportServer(BoundedServer):
         self.files = files
         self.address_family = socket.AF_INET6 if ":" in host else socket.AF_INET
         super().__init__((host, port), _Handler, most_clients=MOST_CLIENTS)
-        self.is_local = ip_address(self.server_name).is_loopback
-        """Whether only this machine reaches it."""
 
 
-class _Request(io.RawIOBase):
-    """The bytes of a request, as long as they are few and come in time."""
-
-    def __init__(self, connection: socket.socket) -> None:
-        self._connection = connection
-        self._deadline_s = time.monotonic() + REQUEST_S
-        self._bytes = 0
-
-    def readable(self) -> bool:
-        return True
-
-    def readinto(self, buffer: Any) -> int:
-        if self._bytes > MOST_REQUEST_BYTES:
-            raise HTTPException("the request is too large")
-        left_s = self._deadline_s - time.monotonic()
-        if left_s <= 0:
-            raise TimeoutError("the request took too long")
-        self._connection.settimeout(left_s)
-        taken = self._connection.recv_into(buffer)
-        self._bytes += taken
-        return taken
-
-
-class _Handler(BaseHTTPRequestHandler):
+class _Handler(BoundedHandler):
     server: ReportServer
     server_version, sys_version = "virnucpro", ""
     default_request_version = "HTTP/1.0"  # an answer to HTTP/0.9 would have no headers, so no policy
 
-    def setup(self) -> None:
-        super().setup()
-        self.rfile = io.BufferedReader(_Request(self.connection))
-
-    def do_GET(self) -> None:
-        """Answer the one request of a connection."""
+    def do_GET(self) -> None:  # noqa: N802  the base class's name
         path = self.path.partition("?")[0]
-        if self.server.is_local and not self._is_for_this_machine():  # a page elsewhere whose name leads to loopback
+        if self.is_misdirected():
             self.send_error(HTTPStatus.MISDIRECTED_REQUEST, "This server is for its own machine, or behind its proxy.")
         elif path == "/health":
             self._send(HTTPStatus.OK, _TEXT, b"ok\n")
@@ -125,13 +85,6 @@ class _Handler(BaseHTTPRequestHandler):
             self._send_file(path)
 
     do_HEAD = do_GET
-
-    def _is_for_this_machine(self) -> bool:
-        try:
-            name = urlsplit(f"//{self.headers.get('Host', '')}").hostname
-            return name == "localhost" or ip_address(name or "").is_loopback
-        except ValueError:
-            return False
 
     def _send_file(self, path: str) -> None:
         try:

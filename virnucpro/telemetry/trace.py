@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Any
 
 import orjson
 
-from virnucpro import durable
+from virnucpro import durable, run_folders
 from virnucpro.spans import LANES
 
 if TYPE_CHECKING:
@@ -81,7 +81,7 @@ class _Process:
 
     def lines(self) -> Iterator[Any]:
         """Yield the spans, without lines that a kill or a full disk truncated."""
-        with self.path.open("rb") as file:
+        with open(self.path, "rb", opener=run_folders.only_regular) as file:
             next(file)
             for line in file:
                 try:
@@ -92,7 +92,7 @@ class _Process:
 
 def _processes(label: str, folder: Path) -> Iterator[_Process]:
     for path in folder.glob("process_*.jsonl"):
-        with path.open("rb") as file:
+        with open(path, "rb", opener=run_folders.only_regular) as file:
             first = file.readline()
         if first.endswith(b"\n"):  # else the process was killed at its start
             head = orjson.loads(first)

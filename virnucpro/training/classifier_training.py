@@ -16,7 +16,7 @@ from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from virnucpro import durable
+from virnucpro import durable, run_folders
 from virnucpro.pipeline.hardware.device_claim import DeviceClaim
 from virnucpro.pipeline.multi_gpu_inference import embed_job
 from virnucpro.pipeline.run.run import failure_noted, running
@@ -144,7 +144,7 @@ def split_stage(run: TrainingRun) -> Stage:
 
 def read_split(run: TrainingRun) -> SplitGenomes:
     """Return what ``split`` found."""
-    data = json.loads(run.layout.split.read_bytes())
+    data = json.loads(run_folders.read_bytes(run.layout.split))
     by_accession = {genome.accession: genome for genome in run.labelled.genomes}
     return SplitGenomes(
         genomes=[
@@ -256,7 +256,7 @@ def evaluate(run: TrainingRun) -> TrainingResult:
 def training_result(run: TrainingRun, *, was_complete: bool = False) -> TrainingResult:
     """Return what a folder holds that has everything."""
     manifest = run.manifest
-    card = json.loads(run.results()[-1].read_bytes())
+    card = json.loads(run_folders.read_bytes(run.results()[-1]))
     return TrainingResult(
         output_dir=run.layout.output_dir,
         name=card["name"],

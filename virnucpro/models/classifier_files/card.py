@@ -9,7 +9,6 @@ that a run is refused before any heavy work.
 from __future__ import annotations
 
 import json
-import math
 from dataclasses import asdict, dataclass
 from hashlib import sha256
 from pathlib import Path
@@ -250,11 +249,11 @@ def classifiers_table() -> list[ClassifierCard]:
 
 
 def _is_count(value: object) -> bool:
-    return isinstance(value, int) and not isinstance(value, bool) and value > 0
+    return type(value) is int and 0 < value < 1 << 31
 
 
 def _is_share(value: object) -> bool:
-    return isinstance(value, int | float) and math.isfinite(value) and 0 < value < 1
+    return isinstance(value, float) and 0 < value < 1
 
 
 def _require(condition: bool, what: str) -> None:

@@ -24,6 +24,7 @@ import numpy as np
 from safetensors.numpy import save
 
 from virnucpro import durable
+from virnucpro.allowed_roots import open_model
 from virnucpro.choices import SequenceKind
 from virnucpro.errors import ClassifierFileError, ConfigurationError, WeightsError, printable
 from virnucpro.models.classifier_files.card import (
@@ -62,6 +63,8 @@ _MAX_FILE_BYTES = 1 << 30
 _MAX_LIST_BYTES = 1 << 16
 _END_BYTES = 22
 """Of the record at the end of a zip archive (APPNOTE.TXT 4.3.16), whose comment has at most 65,535 bytes."""
+_END64_BYTES = 56 + 20
+"""Of the same in zip64 and what leads to it (4.3.14, 4.3.15)."""
 _MAX_AXES = 2
 _DEFAULT_EPS = 1e-5
 """PyTorch's, where the file states none."""
@@ -110,7 +113,7 @@ def convert_classifier(
     if chunk_nt < 1:
         raise ConfigurationError(f"a chunk of {chunk_nt} nucleotides: it must have at least 1")
     try:
-        with path.open("rb") as file:
+        with open(path, "rb", opener=open_model) as file:
             source_sha256 = hashlib.file_digest(file, "sha256").hexdigest()
             tensors, batch_norm_eps = read_published(file)
         _check_width(tensors, dna, protein)
@@ -193,11 +196,18 @@ def read_published(file: BinaryIO) -> tuple[dict[str, FloatArray], float]:
 
 
 def _bytes_of_list(file: BinaryIO, size_bytes: int) -> int:
-    """Return the size of a zip archive's list of entries, as it states it; 0 where it is no archive."""
-    file.seek(max(0, size_bytes - _END_BYTES - (1 << 16)))
+    """Return the size of a zip archive's list of entries, the largest that it states; 0 where it is no archive."""
+    start = file.seek(max(0, size_bytes - _END_BYTES - (1 << 16)))
     end = file.read()
     place = end.rfind(b"PK\x05\x06")
-    return struct.unpack_from("<I", end, place + 12)[0] if 0 <= place <= len(end) - _END_BYTES else 0
+    if not 0 <= place <= len(end) - _END_BYTES:
+        return 0
+    stated: tuple[int, ...] = struct.unpack_from("<I", end, place + 12)
+    if end[max(0, place - 20) : place].startswith(b"PK\x06\x07"):  # zip64: a second end, just before
+        if place < _END64_BYTES or struct.unpack_from("<Q", end, place - 12)[0] != start + place - _END64_BYTES:
+            raise RefusedPickleError("its list of entries is not where torch.save puts it")
+        stated += struct.unpack_from("<Q", end, place - _END64_BYTES + 40)
+    return max(stated)
 
 
 def _check_shapes(tensors: dict[str, FloatArray]) -> None:
@@ -277,10 +287,8 @@ def _describe(contents: object) -> tuple[dict[str, _Described], float]:
     if isinstance(contents, Made) and contents.by.name in MODULE_CLASSES:
         found, eps = _parts_of_module(contents)
     else:
-        found, eps = (
-            _items(contents, "the published classifier, a module or a dictionary of its tensors,"),
-            _DEFAULT_EPS,
-        )
+        found = _items(contents, "the published classifier, a module or a dictionary of its tensors,")
+        eps = _DEFAULT_EPS
     missing, besides = [name for name in _NAMES if name not in found], sorted(found.keys() - {*_NAMES, _UNUSED})
     if missing or besides:
         what = f"has no {missing[0]}" if missing else f"has {besides[0][:MAX_SHOWN]} besides"

@@ -25,8 +25,9 @@ from tokenizers import Tokenizer
 
 from virnucpro.choices import DEFAULT_DNA_MODEL
 from virnucpro.errors import SequenceError, WeightsError
-from virnucpro.models.encoders.esm2_checkpoint import check_shapes, reading_checkpoint
+from virnucpro.models.encoders.esm2_checkpoint import check_numbers, check_shapes, reading_checkpoint
 from virnucpro.models.registry import BUNDLED_WEIGHTS_DIR
+from virnucpro.run_folders import read_bytes
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -64,6 +65,9 @@ class MosaicBertConfig:
     """Token types; only the first is used."""
     layer_norm_eps: float = 1e-12
 
+    def __post_init__(self) -> None:
+        check_numbers(self, self.hidden_size, self.num_attention_heads)
+
     @classmethod
     def from_json(cls, text: str) -> MosaicBertConfig:
         """Read a published ``config.json``; unknown fields are ignored, another model is a ValueError."""
@@ -86,18 +90,16 @@ def open_dnabert_checkpoint(path: Path, *, vocabulary: int) -> tuple[MosaicBertC
         WeightsError: The file is damaged, or not a MosaicBERT encoder of that vocabulary.
     """
     with reading_checkpoint(path, "a DNABERT-S checkpoint"):
-        config, tensors = _read_safetensors(path) if path.suffix == ".safetensors" else _read_pickle(path)
-    named = {name.removeprefix("bert."): tensor for name, tensor in tensors.items()}
-    named = {name: tensor for name, tensor in named.items() if not _NOT_THE_ENCODER.search(name)}
-    check_shapes(path, "DNABERT-S encoder", config, named, _expected_shapes(config))
+        if path.suffix == ".safetensors":
+            config, tensors = _read_safetensors(path)
+        else:
+            config, tensors = _config_beside(path), torch.load(path, map_location="cpu", weights_only=True)
+        named = {name.removeprefix("bert."): tensor for name, tensor in tensors.items()}
+        named = {name: tensor for name, tensor in named.items() if not _NOT_THE_ENCODER.search(name)}
+        check_shapes(path, "DNABERT-S encoder", config, named, _expected_shapes(config, len(named)))
     if config.vocab_size != vocabulary:
         raise WeightsError(path.stem, f"{path} has {config.vocab_size} tokens, the tokenizer has {vocabulary}")
     return config, named
-
-
-def _read_pickle(path: Path) -> tuple[MosaicBertConfig, dict[str, torch.Tensor]]:
-    tensors: dict[str, torch.Tensor] = torch.load(path, map_location="cpu", weights_only=True)
-    return _config_beside(path), dict(tensors.items())
 
 
 def _read_safetensors(path: Path) -> tuple[MosaicBertConfig, dict[str, torch.Tensor]]:
@@ -109,10 +111,14 @@ def _read_safetensors(path: Path) -> tuple[MosaicBertConfig, dict[str, torch.Ten
 
 def _config_beside(path: Path) -> MosaicBertConfig:
     beside = path.parent / CONFIG_NAME
-    return MosaicBertConfig.from_json(beside.read_text("utf-8")) if beside.is_file() else MosaicBertConfig()
+    config = MosaicBertConfig()
+    if beside.exists():
+        with reading_checkpoint(beside, "the configuration of a DNABERT-S"):
+            config = MosaicBertConfig.from_json(read_bytes(beside).decode())
+    return config
 
 
-def _expected_shapes(config: MosaicBertConfig) -> dict[str, tuple[int, ...]]:
+def _expected_shapes(config: MosaicBertConfig, most_layers: int) -> dict[str, tuple[int, ...]]:
     width, inner = config.hidden_size, config.intermediate_size
     shapes: dict[str, tuple[int, ...]] = {
         "embeddings.word_embeddings.weight": (config.vocab_size, width),
@@ -126,7 +132,7 @@ def _expected_shapes(config: MosaicBertConfig) -> dict[str, tuple[int, ...]]:
         "mlp.layernorm": (width,),
     }
     modules: dict[str, tuple[int, ...]] = {"embeddings.LayerNorm": (width,)}
-    for number in range(config.num_hidden_layers):
+    for number in range(min(config.num_hidden_layers, most_layers)):  # the file may state any number
         modules |= {f"encoder.layer.{number}.{name}": shape for name, shape in of_layer.items()}
         shapes[f"encoder.layer.{number}.mlp.gated_layers.weight"] = (2 * inner, width)
     for name, shape in modules.items():
@@ -151,7 +157,7 @@ class DnaTokenizer:
     def of_checkpoint(cls, weights_path: Path) -> DnaTokenizer:
         """Return the tokenizer for *weights_path*: the bundled one, which a file beside the weights must equal."""
         beside = weights_path.parent / TOKENIZER_NAME
-        if beside.is_file() and _model_of(beside) != _model_of(BUNDLED_TOKENIZER):
+        if beside.exists() and _model_of(beside) != _model_of(BUNDLED_TOKENIZER):
             what = f"{beside} differs from the tokens of DNABERT-2 and DNABERT-S, the only supported vocabulary"
             raise WeightsError(weights_path.stem, what)
         return cls()
@@ -184,8 +190,8 @@ def _not_dna(wrong: re.Match[str]) -> str:
 def _model_of(path: Path) -> object:
     """Return what decides the ids; merges are written as one text or as two, depending on the library's version."""
     try:
-        model = json.loads(path.read_text("utf-8"))["model"]
+        model = json.loads(read_bytes(path))["model"]
         merges = [tuple(pair.split(" ") if isinstance(pair, str) else pair) for pair in model["merges"]]
         return model["type"], model["vocab"], merges, model["unk_token"], model.get("fuse_unk", False)
-    except (ValueError, KeyError, TypeError, OSError) as error:
+    except (ValueError, KeyError, TypeError, OSError, RecursionError) as error:
         raise WeightsError(path.parent.name, f"{path} cannot be read ({type(error).__name__}: {error})") from error

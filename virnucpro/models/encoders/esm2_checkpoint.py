@@ -17,8 +17,9 @@ import argparse
 import json
 import pickle
 import re
+import struct
 from contextlib import contextmanager
-from dataclasses import asdict, dataclass, replace
+from dataclasses import asdict, dataclass, fields, replace
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -32,6 +33,8 @@ if TYPE_CHECKING:
     from pathlib import Path
 
     from numpy.typing import NDArray
+
+    from virnucpro.models.encoders.dnabert_checkpoint import MosaicBertConfig
 
 
 ARCHITECTURE_KEY = "architecture"
@@ -55,6 +58,9 @@ class Architecture:
     """Whether embeddings are scaled by the share of tokens that training left unmasked."""
     vocabulary: int = 33
 
+    def __post_init__(self) -> None:
+        check_numbers(self, self.hidden_dim, 2 * self.attention_heads)
+
     @property
     def head_dim(self) -> int:
         """Width H of a head."""
@@ -73,10 +79,10 @@ def open_checkpoint(path: Path, *, vocabulary: int) -> tuple[Architecture, dict[
     """
     with reading_checkpoint(path, "an ESM-2 checkpoint in fair-esm's layout"):
         architecture, tensors = _read_safetensors(path) if path.suffix == ".safetensors" else _read_fair_esm(path)
-    tensors = {name: tensor for name, tensor in tensors.items() if not _NOT_THE_ENCODER.search(name)}
-    tensors = _with_one_rotary(path, tensors)
-    expected = _expected_shapes(replace(architecture, vocabulary=vocabulary))
-    check_shapes(path, "ESM-2 encoder", architecture, tensors, expected)
+        tensors = {name: tensor for name, tensor in tensors.items() if not _NOT_THE_ENCODER.search(name)}
+        tensors = _with_one_rotary(path, tensors)
+        expected = _expected_shapes(replace(architecture, vocabulary=vocabulary), len(tensors))
+        check_shapes(path, "ESM-2 encoder", architecture, tensors, expected)
     return architecture, tensors
 
 
@@ -85,11 +91,23 @@ def reading_checkpoint(path: Path, kind: str) -> Iterator[None]:
     """Turn every error of a damaged or foreign file into a WeightsError: it cannot be read, or is not *kind*."""
     try:
         yield
+    except WeightsError:
+        raise
     except (pickle.UnpicklingError, SafetensorError, EOFError, OSError, RuntimeError) as error:
         reason = str(error).strip().partition("\n")[0]
         raise WeightsError(path.stem, f"{path} cannot be read ({reason}): fetch it again") from error
-    except (AttributeError, KeyError, TypeError, ValueError) as error:
+    except (ArithmeticError, AssertionError, AttributeError, LookupError, TypeError, ValueError, struct.error) as error:
         raise WeightsError(path.stem, f"{path} is not {kind} ({type(error).__name__}: {error})") from error
+
+
+def check_numbers(stated: Architecture | MosaicBertConfig, width: int, divisor: int) -> None:
+    """Raise ValueError where a checkpoint states impossible numbers, or a *width* that is no multiple of *divisor*."""
+    for field in fields(stated):
+        value, most = getattr(stated, field.name), {"int": 1 << 31, "float": 1.0}.get(str(field.type))
+        if most and (type(value).__name__ != field.type or not 0 < value < most):
+            raise ValueError(f"{field.name} is not between 0 and {most}")
+    if width % divisor:
+        raise ValueError(f"its width, {width}, is no multiple of {divisor}")
 
 
 def check_shapes(
@@ -100,6 +118,8 @@ def check_shapes(
     if found != expected:
         differing = sorted(name for name in found.keys() | expected.keys() if found.get(name) != expected.get(name))
         raise WeightsError(path.stem, f"{path} does not hold the {kind} that it states ({stated}): see {differing[:3]}")
+    if sum(tensor.nbytes for tensor in tensors.values()) > path.stat().st_size:
+        raise WeightsError(path.stem, f"{path} states more numbers than it holds: fetch it again")
 
 
 def _read_fair_esm(path: Path) -> tuple[Architecture, dict[str, torch.Tensor]]:
@@ -133,7 +153,7 @@ def _with_one_rotary(path: Path, tensors: dict[str, torch.Tensor]) -> dict[str, 
     return {**others, ROTARY_NAME: frequencies[0].clone()}  # a view of a mapped file would keep all of it in memory
 
 
-def _expected_shapes(architecture: Architecture) -> dict[str, tuple[int, ...]]:
+def _expected_shapes(architecture: Architecture, most_layers: int) -> dict[str, tuple[int, ...]]:
     width, ffn_width = architecture.hidden_dim, 4 * architecture.hidden_dim
     of_layer: dict[str, tuple[int, ...]] = {
         f"self_attn.{name}": (width, width) for name in ("q_proj", "k_proj", "v_proj", "out_proj")
@@ -142,7 +162,8 @@ def _expected_shapes(architecture: Architecture) -> dict[str, tuple[int, ...]]:
     of_layer |= {"self_attn_layer_norm": (width,), "final_layer_norm": (width,)}
     shapes: dict[str, tuple[int, ...]] = {"embed_tokens.weight": (architecture.vocabulary, width)}
     shapes[ROTARY_NAME] = (architecture.head_dim // 2,)
-    modules = {f"layers.{i}.{name}": shape for i in range(architecture.num_layers) for name, shape in of_layer.items()}
+    layers = range(min(architecture.num_layers, most_layers))  # the file may state any number
+    modules = {f"layers.{i}.{name}": shape for i in layers for name, shape in of_layer.items()}
     for name, shape in {**modules, "emb_layer_norm_after": (width,)}.items():
         shapes[f"{name}.weight"] = shape
         shapes[f"{name}.bias"] = shape[:1]

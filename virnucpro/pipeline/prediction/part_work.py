@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from virnucpro import durable
+from virnucpro import durable, run_folders
 from virnucpro.config import RunLimits
 from virnucpro.errors import ResultError
 from virnucpro.pipeline.hardware.device_claim import free_memory_bytes, usable_cores
@@ -139,7 +139,7 @@ def processes_for(work_nt: int, worker_nt: int, workers: int | None) -> int:
 def read_part(job: PartJob, part: range) -> bytes:
     """Return what was found of a part; ``ResultError`` where its file is not whole."""
     durable.check_seal(job.path_of(part))
-    return job.path_of(part).read_bytes()[: -durable.SEAL_BYTES]
+    return run_folders.read_bytes(job.path_of(part))[: -durable.SEAL_BYTES]
 
 
 def _compute_for(job: PartJob, part: range) -> None:

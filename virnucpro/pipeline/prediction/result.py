@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from virnucpro import durable
+from virnucpro import durable, run_folders
 from virnucpro.choices import Keep, WrittenGenes
 from virnucpro.config import fingerprint
 from virnucpro.data.frames import chunks_per_contig
@@ -250,7 +250,7 @@ def _list_failed(run: PredictionRun) -> None:
         for stage in run.config.encoders:
             listed = RunLayout(run.embedding_job(stage).folder).failed_sequences
             if listed.is_file():
-                with listed.open(encoding="utf-8", newline="\n") as lines:
+                with open(listed, encoding="utf-8", newline="\n", opener=run_folders.only_regular) as lines:
                     next(lines, None)
                     for line in lines:
                         name, _, rest = line.partition("\t")

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Protocol
 
 import numpy as np
 
-from virnucpro import durable
+from virnucpro import durable, run_folders
 from virnucpro.data.reading.fasta_scan import COUNTED
 from virnucpro.errors import OutputError, ResultError
 from virnucpro.pipeline.run.run import release_space, remove_unpacked
@@ -199,7 +199,7 @@ def _check_failed_list(layout: RunLayout, index: SequenceIndex, *, expected: int
     path = layout.failed_sequences
     listed = 0
     if path.exists():
-        with path.open(encoding="utf-8", newline="\n") as file:
+        with open(path, encoding="utf-8", newline="\n", opener=run_folders.only_regular) as file:
             listed = sum(1 for _ in file) - 1
     if listed != expected:
         raise ResultError(path, f"lists {listed} records, but {expected} of {index.num_records} have no row")

@@ -12,7 +12,7 @@ from collections import Counter
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
-from virnucpro import durable
+from virnucpro import durable, run_folders
 from virnucpro.choices import Keep
 from virnucpro.data.index.file import content_is_intact
 from virnucpro.data.sequence_index import SequenceIndex
@@ -185,7 +185,7 @@ def _check_counts(layout: PredictionLayout, manifest: PredictionManifest) -> lis
         return [str(error)]
     found["genes"] = _count_genes(layout) if "genes" in counts else 0
     if manifest.has_frames:
-        with layout.prediction_results.open("rb") as file:
+        with open(layout.prediction_results, "rb", opener=run_folders.only_regular) as file:
             found["scored_frames"] = sum(1 for _ in file) - 1
     found["missing_frames"] = found["frames"] - found["scored_frames"]
     calls = [call.replace(" ", "_") for call in Call]
@@ -209,7 +209,7 @@ def _check_only_viral(layout: PredictionLayout, manifest: PredictionManifest) ->
 
 
 def _count_genes(layout: PredictionLayout) -> int:
-    with layout.gene_proteins.open("rb") as file:
+    with open(layout.gene_proteins, "rb", opener=run_folders.only_regular) as file:
         return sum(line.startswith(b">") for line in file)
 
 

@@ -22,6 +22,7 @@ from virnucpro.calls.viral_regions import LONG_CONTIG_NT
 from virnucpro.errors import ResultError, printable
 from virnucpro.report.figure import round_up
 from virnucpro.report.prediction.viral_records import read_records
+from virnucpro.run_folders import only_regular
 from virnucpro.store.contig_table import Call, ContigCall, read_contig_calls
 from virnucpro.store.manifest import FINISHED, PredictionManifest
 
@@ -140,7 +141,7 @@ def read_contig_lines(contigs: Path, viral_regions: Path) -> Iterator[ContigLine
 def read_columns(path: Path) -> Iterator[tuple[int, list[str]]]:
     """Yield the 1-based number and the tab-separated columns of every line but ``track`` lines."""
     try:
-        with path.open(encoding="utf-8", newline="\n") as file:
+        with open(path, encoding="utf-8", newline="\n", opener=only_regular) as file:
             for number, line in enumerate(file, start=1):
                 if not line.startswith(_TRACK_LINE):
                     yield number, line.removesuffix("\n").split("\t")

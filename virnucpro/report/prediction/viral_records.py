@@ -47,9 +47,8 @@ def find_genes(record: str) -> list[Gene]:
 def read_records(path: Path, wanted: Collection[str]) -> dict[str, str]:
     """Return the *wanted* records, by the contig's name; one that is not there is left out."""
     try:
-        with open(
-            path, encoding="utf-8", errors="replace", newline="\n", opener=only_regular
-        ) as file:  # a header may hold any bytes
+        # a header may hold any bytes
+        with open(path, encoding="utf-8", errors="replace", newline="\n", opener=only_regular) as file:
             return {name: record for name, record in _records(file, wanted) if name in wanted} if wanted else {}
     except FileNotFoundError:
         return {}  # the user has removed it

@@ -4,9 +4,8 @@ A run's metrics over HTTP while it runs, and the files by which Prometheus finds
 Each scrape collects the registry anew. A slow client holds up only itself. A scraper that comes regularly is awaited
 at the end of a run, so that it sees the last values.
 
-There is one target file for each run. It is locked (``flock``) while its run lives and
-removed at its end. One left by a killed run shows its target as down, until the next run or Prefect worker of this host
-removes it.
+There is one target file for each run, locked (``flock``) while its run lives and removed at its end. One left by a
+killed run shows its target as down, until the next run or Prefect worker of this host removes it.
 """
 
 from __future__ import annotations
@@ -21,6 +20,7 @@ import socket
 import threading
 import time
 from contextlib import contextmanager, suppress
+from http import HTTPStatus
 from typing import TYPE_CHECKING
 from urllib.parse import urlsplit
 
@@ -28,8 +28,9 @@ import psutil
 from prometheus_client import MetricsHandler
 
 from virnucpro import durable
-from virnucpro.bounded_server import BoundedServer
+from virnucpro.bounded_server import BoundedHandler, BoundedServer
 from virnucpro.errors import OutputError
+from virnucpro.run_folders import only_regular
 from virnucpro.telemetry.show.progress import say
 from virnucpro.this_host import host_name
 
@@ -43,10 +44,7 @@ LOOPBACK = "127.0.0.1"
 METRICS_PATH = "/metrics"
 SCRAPER_HEADER = "X-Prometheus-Scrape-Timeout-Seconds"
 """Sent by Prometheus and compatible scrapers, not by curl or browsers."""
-READER_LIMIT_S = 10.0
-"""Seconds for a client to send its request, and again to take the answer."""
 MOST_READERS = 16
-"""Clients served at once; more are refused."""
 LEAST_PATIENCE_S = 5.0
 """Least seconds to wait for a scraper that came before: on a busy machine intervals vary."""
 LONGEST_PATIENCE_S = 30.0
@@ -86,7 +84,6 @@ class MetricsServer:
         self._registry = registry
         self._port = port
         self._server: _Server | None = None
-        self._thread: threading.Thread | None = None
 
     def start(self) -> int:
         """
@@ -96,10 +93,7 @@ class MetricsServer:
             OSError: The port is in use or not permitted.
         """
         self._server = _Server((self.address, self._port), self._registry)
-        self._thread = threading.Thread(
-            target=self._server.serve_forever, args=(_POLL_S,), name="metrics-server", daemon=True
-        )
-        self._thread.start()
+        threading.Thread(target=self._server.serve_forever, args=(_POLL_S,), name="metrics", daemon=True).start()
         return int(self._server.server_address[1])
 
     @property
@@ -118,10 +112,9 @@ class MetricsServer:
 
     def stop(self) -> None:
         """Stop serving, without waiting for open requests."""
-        if self._server is None or self._thread is None:
+        if self._server is None:
             return
         self._server.shutdown()
-        self._thread.join()
         self._server.server_close()
         self._server = None
 
@@ -162,11 +155,13 @@ class _Server(BoundedServer):
         super().__init__(address, _Handler, most_clients=MOST_READERS)
 
 
-class _Handler(MetricsHandler):
-    timeout = READER_LIMIT_S
+class _Handler(BoundedHandler, MetricsHandler):
     server: _Server
 
     def do_GET(self) -> None:  # noqa: N802  the base class's name
+        if self.is_misdirected():
+            self.send_error(HTTPStatus.MISDIRECTED_REQUEST, "these metrics are for their own machine: ask 127.0.0.1")
+            return
         if urlsplit(self.path).path != METRICS_PATH:
             self.send_error(404, f"metrics are at {METRICS_PATH}")
             return
@@ -223,10 +218,8 @@ class TargetFile:
         try:
             durable.make_folder(self.path.parent)
             remove_forgotten_targets(self.path.parent)
-            self._descriptor = os.open(temporary, os.O_WRONLY | os.O_CREAT | os.O_NOFOLLOW | os.O_CLOEXEC, 0o666)
-            fcntl.flock(
-                self._descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB
-            )  # before the rename: the file is never unlocked
+            self._descriptor = only_regular(os.fspath(temporary), os.O_WRONLY | os.O_CREAT | os.O_NOFOLLOW)
+            fcntl.flock(self._descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)  # before the rename: it is never unlocked
             os.write(self._descriptor, json.dumps(self._content).encode())
             temporary.replace(self.path)
         except OSError as error:

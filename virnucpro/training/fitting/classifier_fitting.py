@@ -21,7 +21,7 @@ import torch
 from safetensors.torch import save
 from torch import nn
 
-from virnucpro import durable
+from virnucpro import durable, run_folders
 from virnucpro.errors import BadInputError, InputProblem, StoppedError
 from virnucpro.models.classifier import MLPClassifier
 from virnucpro.models.classifier_files.card import (
@@ -217,7 +217,7 @@ def publish_classifier(run: TrainingRun, split: SplitGenomes) -> list[Path]:
     """Measure on the test part, and write the classifier with its cards; the card for programs comes last."""
     config, layout = run.config, run.layout
     embedded = read_embedded(layout, config.asked.chunk_nt, None)
-    outcome = json.loads((layout.trained_dir / OUTCOME_NAME).read_bytes())
+    outcome = json.loads(run_folders.read_bytes(layout.trained_dir / OUTCOME_NAME))
     evaluation = _measure(run, embedded, outcome["threshold"])
     evaluation["other_chunks"] = {
         str(chunk_nt): _measure(run, read_embedded(layout.with_chunks(chunk_nt), chunk_nt, None), outcome["threshold"])
@@ -226,7 +226,7 @@ def publish_classifier(run: TrainingRun, split: SplitGenomes) -> list[Path]:
     trained = Trained(run=run, split=split, pieces=embedded.pieces, outcome=outcome, evaluation=evaluation)
     card = replace(read_card(layout.trained_dir), threshold=outcome["threshold"], worth=worth_of(trained))
     for_readers = card_values(trained, threshold_rule=THRESHOLD_RULE)
-    contents = {name: (layout.trained_dir / name).read_bytes() for name in (WEIGHTS_NAME, CONTIG_WEIGHTS_NAME)}
+    contents = {name: run_folders.read_bytes(layout.trained_dir / name) for name in (WEIGHTS_NAME, CONTIG_WEIGHTS_NAME)}
     contents[layout.evaluation.name] = (json.dumps(evaluation, indent=1) + "\n").encode()
     text = card.to_json(**for_readers)
     contents[layout.card_text.name] = card_text(json.loads(text)).encode()

@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from virnucpro import durable
+from virnucpro import durable, run_folders
 from virnucpro.training.genomes.labelled_genomes import NAMES, VIRUS
 from virnucpro.training.genomes.records import read_records
 from virnucpro.training.genomes.related import reverse_complement
@@ -182,7 +182,7 @@ def read_pieces(fasta: Path, table: Path) -> list[Piece]:
     pieces: list[Piece] = []
     if not fasta.stat().st_size:  # of no pieces
         return pieces
-    with table.open(encoding="utf-8", newline="") as file:
+    with open(table, encoding="utf-8", newline="", opener=run_folders.only_regular) as file:
         rows = csv.DictReader(file, delimiter="\t", quoting=csv.QUOTE_NONE)
         for row, record in zip(rows, read_records(fasta), strict=True):
             assert row["piece"] == record.accession

@@ -21,6 +21,7 @@ import numpy as np
 
 from virnucpro.errors import BadInputError, InputProblem
 from virnucpro.models.classifier_files.card import CARD_NAME
+from virnucpro.run_folders import read_bytes
 from virnucpro.training.genomes.related import cluster, hold_out_groups, largest_shares, sketch
 
 if TYPE_CHECKING:
@@ -79,13 +80,13 @@ class EncoderData:
 def training_data_of(model: ModelConfig) -> EncoderData | None:
     """Return the training data listed in the card beside an encoder's weights; None if it lists none."""
     try:
-        card = json.loads((Path(model.weights_path).parent / CARD_NAME).read_bytes())
-    except (OSError, ValueError):
+        card = json.loads(read_bytes(Path(model.weights_path).parent / CARD_NAME))
+        if card["weights_sha256"] != model.weights_sha256:
+            return None
+        split = card["split"]
+        return EncoderData(frozenset(split[ACCESSIONS]), frozenset(name.casefold() for name in split[ORGANISMS]))
+    except (OSError, ValueError, LookupError, TypeError, AttributeError, RecursionError):
         return None
-    split = card.get("split", {})
-    if card.get("weights_sha256") != model.weights_sha256 or ACCESSIONS not in split:
-        return None
-    return EncoderData(frozenset(split[ACCESSIONS]), frozenset(name.casefold() for name in split[ORGANISMS]))
 
 
 def bare_accession(name: str) -> str:
