@@ -20,7 +20,7 @@ from virnucpro.data.reading import read_formats
 from virnucpro.data.reading.read_formats import BAM_END, bam_as_fasta, fastq_as_fasta
 from virnucpro.data.sequence_index import SequenceIndex
 from virnucpro.errors import BadInputError, ExitCode
-from virnucpro.pipeline.run.run_result import notes_on_files
+from virnucpro.pipeline.run.run_result import notes_on_files, notes_on_input
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -218,6 +218,7 @@ def test_a_bgzip_file_without_its_last_block_is_noticed(start, tmp_path):
     assert index.counts["lacks_bgzip_end"] == 1
     (note,) = notes_on_files(index.counts)
     assert note.startswith("bgzip files without an end-of-file block: 1;")
+    assert note in notes_on_input(index.counts)
 
 
 def test_zero_length_reads_can_be_left_out_and_are_listed_with_their_lines(tmp_path):
