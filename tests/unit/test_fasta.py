@@ -249,6 +249,8 @@ def test_what_was_normalised_is_counted(tmp_path):
         "stops_as_x": 0,
         "ambiguous": 3,
         "low_information": 0,
+        "lacks_bgzip_end": 0,
+        "mate_files": 0,
         "skipped": 0,
     }
 

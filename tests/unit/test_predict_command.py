@@ -5,11 +5,13 @@ from __future__ import annotations
 import json
 import re
 
+import pysam
 import pytest
 
 from tests.command_line import run
 from tests.strategies import write_fasta
 from virnucpro import predict_fasta
+from virnucpro.data.reading.read_formats import BAM_END
 from virnucpro.models.classifier_files.card import classifiers_table
 from virnucpro.pipeline.prediction import settings
 from virnucpro.store.contig_table import read_contig_calls
@@ -188,6 +190,27 @@ def test_by_default_nothing_is_embedded_and_the_scores_are_the_same(tmp_path, co
         assert (verified.code, "open frames" in verified.out) == (0, name != "out")
     other = run("predict", contigs, "-o", tmp_path / "out", "--devices", "cpu", "--cascade", "off")
     assert (other.code, "cascade was 'no contig is embedded', now 'off'. Use" in other.err) == (78, True), other.err
+
+
+def test_inputs_of_one_name_are_read_where_no_file_is_named_after_them_and_their_oddities_are_noted(tmp_path):
+    first, second = (tmp_path / folder / "final.contigs.fa" for folder in ("one", "two"))
+    for path in (first, second):
+        path.parent.mkdir()
+    write_fasta(first, [("#1", "ATGGCC" * 2000)])
+    with pysam.BGZFile(str(second), "wb") as file:
+        file.write(b">b\n" + b"ATGGCC" * 100 + b"\n")
+    second.write_bytes(second.read_bytes().removesuffix(BAM_END))
+    done = run("predict", first, second, "-o", tmp_path / "out")
+    assert done.code == 0, done.err
+    assert [call.contig for call in read_contig_calls(tmp_path / "out" / "contigs.tsv")] == ["#1", "b"]
+    notes = json.loads((tmp_path / "out" / "run.json").read_text())["notes"]
+    for noted in ("bgzip files without an end-of-file block: 1;", "contigs with an id that begins as a control line"):
+        assert any(note.startswith(noted) for note in notes)
+        assert noted in done.out
+    assert "\n%231\t0\t" in (tmp_path / "out" / "tracks.bedgraph").read_text()
+    assert run("verify", tmp_path / "out").code == 0
+    refused = run("predict", first, second, "-o", tmp_path / "off", "--cascade", "off", "--devices", "cpu")
+    assert (refused.code, "rename one" in refused.err) == (78, True)
 
 
 def test_what_was_not_wanted_is_not_kept_and_nothing_is_computed_for_it_again(tmp_path, contigs):

@@ -20,6 +20,7 @@ from virnucpro.data.reading import read_formats
 from virnucpro.data.reading.read_formats import BAM_END, bam_as_fasta, fastq_as_fasta
 from virnucpro.data.sequence_index import SequenceIndex
 from virnucpro.errors import BadInputError, ExitCode
+from virnucpro.pipeline.run.run_result import notes_on_files, notes_on_input
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -30,12 +31,18 @@ ALIGNED = {"HD": {"VN": "1.6"}, "SQ": [{"SN": "chr1", "LN": 1000}]}
 
 AGAIN = "copy or download the file again"
 FOUR_LINES = f"{AGAIN}; a record has four lines"
+NAME_MATES = """write /1 and /2 behind the ids of mates: awk 'NR % 4 == 1 {$1 = $1 "/1"} 1' FILE > NEW_FILE"""
 TO_FASTQ = "convert it with: samtools fastq -N FILE > NEW_FILE"
 
 ACCEPTED = {
     "plain": (b"@a x\nACGT\n+\nIIII\n@b\nNN\n+\n!!\n", [("a", "ACGT"), ("b", "NN")]),
     "no newline at the end": (b"@a\nACGT\n+\nIIII", [("a", "ACGT")]),
     "CRLF": (b"@a x\r\nACGT\r\n+\r\nIIII\r\n", [("a", "ACGT")]),
+    "blank lines at the end": (b"@a\nAC\n+\nII\n\n\r\n\n\n\n\n", [("a", "AC")]),
+    "comments in any encoding": (
+        "@a 5 µg\nAC\n+\nII\n@µ x\nGT\n+\nII\n".encode() + b"@c 5 \xb5g\nAA\n+\nII\n",
+        [("a", "AC"), ("µ", "GT"), ("c", "AA")],
+    ),
     "header twice": (b"@a x\nAC\n+a x\nII\n", [("a", "AC")]),
     "lowercase and IUPAC": (b"@a\nacgtRYn\n+\nIIIIIII\n", [("a", "ACGTRYN")]),
     "qualities that look like headers": (b"@a\nACGT\n+\n@>+@\n@b\nA\n+\n>\n", [("a", "ACGT"), ("b", "A")]),
@@ -58,22 +65,34 @@ ACCEPTED = {
 }
 
 REFUSED = {
-    "cut inside a header": (b"@a\nAC\n+\nII\n@", f"FILE:5: damaged or truncated FASTQ (Premature * {FOUR_LINES}"),
-    "cut inside a sequence": (b"@a\nAC\n+\nII\n@b\nA", f"FILE:6: damaged or truncated FASTQ (Premature * {FOUR_LINES}"),
+    "cut inside a header": (b"@a\nAC\n+\nII\n@", f"FILE:5: damaged or truncated FASTQ (it ends inside* {FOUR_LINES}"),
+    "cut inside a sequence": (
+        b"@a\nAC\n+\nII\n@b\nA",
+        f"FILE:6: damaged or truncated FASTQ (it ends inside a record): {FOUR_LINES}",
+    ),
     "cut inside qualities": (
         b"@a\nAC\n+\nII\n@b\nAC\n+\nI",
-        f"FILE:8: damaged or truncated FASTQ (Length of sequence and qualities differ): {FOUR_LINES}",
+        f"FILE:8: damaged or truncated FASTQ (sequence and qualities differ in length, * {FOUR_LINES}",
     ),
     "sequence over two lines": (
         b"@a\nAC\nGT\n+\nIIII\n",
-        f"FILE:3: damaged or truncated FASTQ (Line expected to start with '+', but found 'G'): {FOUR_LINES}",
+        "FILE:3: FASTQ with a sequence on several lines: join them with: seqtk seq -l0 FILE > NEW_FILE",
     ),
-    "another header": (b"@a\nAC\n+b\nII\n", f"FILE:3: damaged or truncated FASTQ (Sequence desc*: {FOUR_LINES}"),
+    "another header": (b"@a\nAC\n+b\nII\n", f"FILE:3: damaged or truncated FASTQ (no '+' line, or* {FOUR_LINES}"),
     "FASTA behind FASTQ": (
         b"@a\nAC\n+\nII\n>b\nAC\nGT\nAC\n",
-        f"FILE:5: damaged or truncated FASTQ (Line expected to start with '@', but found '>'): {FOUR_LINES}",
+        f"FILE:5: damaged or truncated FASTQ (no '@' at the start of a record): {FOUR_LINES}",
     ),
-    "blank line": (b"@a\nAC\n+\nII\n\n@b\nAC\n+\nII\n", f"FILE:5: damaged or truncated FASTQ (Line exp* {FOUR_LINES}"),
+    "blank line": (b"@a\nAC\n+\nII\n\n@b\nAC\n+\nII\n", f"FILE:5: damaged or truncated FASTQ (no '@'* {FOUR_LINES}"),
+    "text behind blank lines": (b"@a\nAC\n+\nII\n\n\n\n\nx\n", f"FILE:5: damaged or truncated FASTQ (* {FOUR_LINES}"),
+    "qualities that are not ASCII": (
+        b"@a\nAC\n+\nI\xff\n",
+        f"FILE:4: damaged or truncated FASTQ (*not ASCII): {FOUR_LINES}",
+    ),
+    "CR in a header": (
+        b"@a x\ry\nAC\n+\nII\n",
+        "FILE:1: CR line ends (a): convert them with: tr '\\r' '\\n' < FILE > NEW_FILE",
+    ),
     "zero-length read": (
         b"@a\nAC\n+\nII\n@b\n\n+\n\n",
         "FILE:5: empty sequence (b): add its residues or remove the record",
@@ -90,14 +109,18 @@ REFUSED = {
         b"@a\nA\0C\n+\nIII\n",
         "FILE:2: NUL byte at column 2 (a): make the file again: it is damaged or not text",
     ),
-    "not ASCII": (
-        b"@a\nAC\n+\nII\n@b\xc3\xa9\nAC\n+\nII\n",
-        "FILE:5: non-ASCII byte 0xC3: make the file again: FASTQ is ASCII text",
+    "an id that is not UTF-8": (
+        b"@a\nAC\n+\nII\n@b\xe9\nAC\n+\nII\n",
+        "FILE:5: id is not UTF-8 (byte 0xE9) (b\N{REPLACEMENT CHARACTER}): convert the file with: iconv*",
+    ),
+    "a sequence that is not ASCII": (
+        b"@a\nA\xc3\n+\nII\n",
+        "FILE:2: non-ASCII byte 0xC3 at column 2 (a): remove it: nucleotides are ASCII letters",
     ),
     "no id": (b"@ x\nAC\n+\nII\n", "FILE:1: empty id: write an id right behind '>'"),
     "duplicate id": (
         b"@a\nAC\n+\nII\n@b\nAC\n+\nII\n@a\nGT\n+\nII\n",
-        "FILE:9: duplicate id, first at FILE:1 (a): give every record an id of its own",
+        f"FILE:9: duplicate id, first at FILE:1 (a): {NAME_MATES}",
     ),
     "gzip cut short": (gzip.compress(b"@a\nAC\n+\nII\n" * 999)[:-9], f"FILE: truncated gzip: {AGAIN}"),
     "SAM": (b"@HD\tVN:1.6\n", f"FILE: SAM, not FASTA: {TO_FASTQ}"),
@@ -150,9 +173,52 @@ def test_the_two_files_of_a_pair_never_have_an_id_in_common(tmp_path):
     first, second = (b"@a %d:N:0:ACGT\nAC\n+\nII\n@b %d:N:0:ACGT\nAC\n+\nII\n" % (mate, mate) for mate in (1, 2))
     assert [name for name, _ in records_of(build([first, second], tmp_path))] == ["a/1", "b/1", "a/2", "b/2"]
     plain = b"@a\nAC\n+\nII\n"
-    assert refusal_of([plain, plain], tmp_path) == [
-        "FILE1:1: duplicate id, first at FILE0:1 (a): give every record an id of its own"
-    ]
+    assert refusal_of([plain, plain], tmp_path) == [f"FILE1:1: duplicate id, first at FILE0:1 (a): {NAME_MATES}"]
+
+
+def test_two_files_with_the_same_ids_in_the_same_order_are_mates(tmp_path):
+    first, second = b"@a x\nAC\n+\nII\n@b\t1\n\n+\n\n", b"@a x\nGT\n+\nII\n@b\nGG\n+\nII\n"
+    rules = InputRules(sequence_kind=SequenceKind.DNA, on_bad_record="skip")
+    index = build([first, gzip.compress(second)], tmp_path, rules)
+    assert records_of(index) == [("a/1", "AC"), ("a/2", "GT"), ("b/2", "GG")]
+    assert [(one.sequence_id, one.what) for one in index.skipped()] == [("b/1", "empty sequence")]
+    assert index.counts["mate_files"] == 2
+    (note,) = notes_on_files(index.counts)
+    assert "taken as mates" in note
+
+
+@pytest.mark.parametrize(
+    "others",
+    [
+        [gzip.compress(b"@a\nAC\n+\nII\n@b\nAC\n+\nII\n")],  # the same reads
+        [b"@b\nGT\n+\nII\n@a\nGG\n+\nII\n"],  # another order
+        [b"@a\nGT\n+\nII\n"],  # fewer reads
+        [b"@a\nGT\n+\nII\n@b\nGG\n+\nII\n", b"@a\nTT\n+\nII\n@b\nTT\n+\nII\n"],  # three files
+        [b">a\nGT\n>b\nGG\n"],  # no reads
+    ],
+)
+def test_other_files_with_the_same_ids_are_no_mates(others, tmp_path):
+    told = refusal_of([b"@a\nAC\n+\nII\n@b\nAC\n+\nII\n", *others], tmp_path)
+    assert all("duplicate id" in one for one in told)
+    marked = [b"@a/1\n%b\n+\nII\n" % letters for letters in (b"AC", b"GT")]
+    assert len(refusal_of(marked, tmp_path)) == 1
+
+
+@pytest.mark.parametrize("start", [b">", b"@"])
+def test_a_bgzip_file_without_its_last_block_is_noticed(start, tmp_path):
+    path = tmp_path / "whole"
+    with pysam.BGZFile(str(path), "wb") as file:
+        file.write(b"@a\nAC\n+\nII\n" if start == b"@" else b">a\nAC\n")
+    whole = path.read_bytes()
+    assert whole.endswith(BAM_END)
+    assert notes_on_files(build([whole], tmp_path).counts) == []
+    assert notes_on_files(build([gzip.compress(b">a\nAC\n")], tmp_path).counts) == []
+    index = build([whole.removesuffix(BAM_END)], tmp_path)
+    assert records_of(index) == [("a", "AC")]
+    assert index.counts["lacks_bgzip_end"] == 1
+    (note,) = notes_on_files(index.counts)
+    assert note.startswith("bgzip files without an end-of-file block: 1;")
+    assert note in notes_on_input(index.counts)
 
 
 def test_zero_length_reads_can_be_left_out_and_are_listed_with_their_lines(tmp_path):

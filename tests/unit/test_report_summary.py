@@ -94,6 +94,16 @@ def test_tracks_are_those_of_the_surest_viral_contigs_and_of_others_with_the_lon
         assert [tuple(step) for step in track.steps] == expected
 
 
+def test_tracks_and_regions_of_escaped_ids_are_those_of_their_contigs(tmp_path):
+    names = ["#1", "track", "browser"]
+    made = make_prediction(tmp_path, [Contig(name, 60_000, 0.2, 0.8) for name in names])
+    found = summarise(made.layout)
+    assert sorted(contig.found.contig for contig in found.table if contig.regions) == sorted(names)
+    shown = [*found.viral_tracks, *found.other_tracks]
+    assert shown
+    assert {track.contig.found.contig for track in shown} <= set(names)
+
+
 def test_a_long_track_is_averaged_and_keeps_its_mean(tmp_path):
     made = make_prediction(tmp_path, [Contig("chromosome", 1_200_345, 0.5, 0.52, open_share=1)])
     (track,) = summarise(made.layout).other_tracks

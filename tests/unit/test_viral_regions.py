@@ -160,3 +160,13 @@ def test_a_region_of_a_contig_with_an_endless_name_keeps_its_number():
     assert columns[0] == "c" * 1000
     assert len(columns[3]) == 255
     assert columns[3].endswith("_region_1")
+
+
+@pytest.mark.parametrize(
+    ("contig", "expected"),
+    [("#1", "%231"), ("track", "%74rack"), ("browser_2", "%62rowser_2"), ("k141_1", "k141_1"), ("µ#", "µ#")],
+)
+def test_an_id_that_begins_as_a_control_line_of_tracks_is_escaped(contig, expected):
+    track = track_intervals(np.array([0]), np.array([500]), np.array([0.5]))
+    assert bedgraph_lines(contig, track) == f"{expected}\t0\t500\t0.5000\n"
+    assert bed_lines(contig, [ViralRegion(0, 1500, 0.9)]).startswith(f"{expected}\t0\t1500\t")

@@ -29,6 +29,7 @@ from virnucpro.calls.viral_regions import (
     bedgraph_header,
     bedgraph_lines,
     find_regions,
+    track_id,
     track_intervals,
 )
 from virnucpro.choices import WrittenGenes
@@ -49,6 +50,7 @@ if TYPE_CHECKING:
     PArray = np.ndarray[Any, np.dtype[np.floating[Any]]]
 
 BY_SEQUENCE = "by sequence"
+ESCAPED_IDS = "escaped ids"
 """Key of the count of embedded contigs with a score but no open frame."""
 
 _OF_FRAMES = ("open_chunks", "viral_chunks", "frames", "viral_frames")
@@ -127,8 +129,9 @@ def call_contigs(
         scores_of_contigs: Those that do not come from frames.
 
     Returns:
-        The number of each call, without skipped records, and that of the embedded contigs with a score but no open
-        frame as ``BY_SEQUENCE``; and of which contigs genes are wanted, bool (contigs,) in input order.
+        The number of each call, without skipped records; of the embedded contigs with a score but no open frame, as
+        ``BY_SEQUENCE``; of long ones whose id tracks escape, as ``ESCAPED_IDS``; and of which contigs genes are wanted,
+        bool (contigs,) in input order.
 
     Raises:
         StoppedError: *stop* was set.
@@ -150,6 +153,9 @@ def call_contigs(
             calls.update(one.call for one in found)
             has_genes.append(np.array([outputs.has_genes_of(one.call) for one in found], dtype=np.bool_))
             calls[BY_SEQUENCE] += sum(one.score is not None and one.frames == 0 for one in found)
+            calls[ESCAPED_IDS] += sum(
+                track_id(one.contig) != one.contig for one in found if (one.length or 0) >= LONG_CONTIG_NT
+            )
             files.write(batch, found, _browser_lines(batch, scores, of_batch, order.chunk_nt, rules))
         if not outputs.only_viral:
             _list_skipped(order.index, files.table, rules)

@@ -28,6 +28,7 @@ SWITCH_COST = 7.0
 MOST_LOG_ODDS = 2.0
 """Most log-odds that one chunk gives for either state. Both constants: ``benchmarks/regions.py --choose``."""
 
+_CONTROL_WORDS = ("#", "track", "browser")
 _LEAST_P = 1e-12
 _MAX_SCORE = 1000
 _BED_NAME_CHARACTERS = 255
@@ -132,9 +133,15 @@ def bedgraph_header(classifier: str, fingerprint: str) -> str:
     return f'track type=bedGraph name="P(virus)" {_description(classifier, fingerprint)} autoScale=off viewLimits=0:1\n'
 
 
+def track_id(contig: str) -> str:
+    """Return an id as tracks hold it: one that browsers and bedtools take for a control line begins with ``%XX``."""
+    return f"%{ord(contig[0]):02X}{contig[1:]}" if contig.startswith(_CONTROL_WORDS) else contig
+
+
 def bedgraph_lines(contig: str, track: TrackIntervals) -> str:
     """Return one line for each interval: contig, start, end, P(virus) with four decimals."""
     columns = zip(track.starts.tolist(), track.ends.tolist(), track.p_virus.tolist(), strict=True)
+    contig = track_id(contig)
     return "".join(f"{contig}\t{start}\t{end}\t{p:.4f}\n" for start, end, p in columns)
 
 
@@ -155,7 +162,7 @@ def bed_lines(contig: str, regions: Iterable[ViralRegion]) -> str:
         suffix = f"_region_{number}"
         name = contig[: _BED_NAME_CHARACTERS - len(suffix)] + suffix
         score = round(_MAX_SCORE * min(max(region.p_virus, 0.0), 1.0))
-        lines.append(f"{contig}\t{region.start}\t{region.end}\t{name}\t{score}\t.\n")
+        lines.append(f"{track_id(contig)}\t{region.start}\t{region.end}\t{name}\t{score}\t.\n")
     return "".join(lines)
 
 

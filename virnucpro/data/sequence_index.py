@@ -82,7 +82,7 @@ class SequenceIndex:
         sequence_hashes: uint8 (n, 16): first bytes of the sha256 of each normalised sequence.
         low_information: uint8 (n,): 1 where a sequence holds unknown residues or nucleotides only.
         rules: How records were read.
-        counts: By ``fasta_scan.COUNTED``, and ``skipped``.
+        counts: By ``COUNTED`` and ``OF_FILES`` of ``fasta_scan``, and ``skipped``.
         content_fingerprint: Hex sha256 of the ordered list of (path, size, sha256) of the input.
     """
 

@@ -11,22 +11,23 @@ from __future__ import annotations
 import os
 from collections import Counter
 from dataclasses import asdict, dataclass
-from itertools import islice
+from functools import partial
+from itertools import combinations, islice, zip_longest
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
 from virnucpro.config import DEFAULT_RULES
-from virnucpro.data.fasta import Fault
+from virnucpro.data.fasta import Fault, read_header
 from virnucpro.data.index.file import write_index
 from virnucpro.data.reading.fasta_block import HASH_BYTES, select_rows
-from virnucpro.data.reading.fasta_scan import COUNTED, ScannedFile, scan_fasta
-from virnucpro.data.reading.input_files import ReadableFile, make_readable, open_regular
+from virnucpro.data.reading.fasta_scan import COUNTED, OF_FILES, ScannedFile, scan_fasta
+from virnucpro.data.reading.input_files import ReadableFile, input_name, make_readable, open_regular
 from virnucpro.data.reading.problems import Problems, read_skipped
 from virnucpro.errors import BadInputError, InputProblem, OutputError
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from collections.abc import Callable, Iterator, Sequence
     from pathlib import Path
 
     from virnucpro.arrays import ByteArray, IntArray
@@ -36,6 +37,7 @@ if TYPE_CHECKING:
 
 _NAMES_AT_ONCE = 1 << 14
 _COUNTED_BYTES = 1 << 20
+_NAME_MATES = """write /1 and /2 behind the ids of mates: awk 'NR % 4 == 1 {$1 = $1 "/1"} 1' FILE > NEW_FILE"""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -64,25 +66,15 @@ def build_index(
     rules: InputRules = DEFAULT_RULES,
 ) -> None:
     """Read and check the whole input, and write its index; arguments and errors are those of ``SequenceIndex``."""
-    problems = Problems(rules.on_bad_record)
-    scanned: list[tuple[ReadableFile, ScannedFile]] = []
-    for file_number, path in enumerate(fasta_files):
-        if os.path.realpath(path) == os.path.realpath(index_path):
-            raise OutputError(index_path, "it is one of the inputs")
-        try:
-            file = make_readable(path, unpack_dir, kind=rules.sequence_kind, max_unpacked_bytes=max_unpacked_bytes)
-            with open_regular(file.read_path) as descriptor:
-                found = scan_fasta(
-                    descriptor,
-                    file.path,
-                    problems,
-                    rules=rules,
-                    file_number=file_number,
-                    place=file.place,
-                )
-            scanned.append((file, found))
-        except BadInputError as error:
-            problems.extend(error)
+    if any(os.path.realpath(path) == os.path.realpath(index_path) for path in fasta_files):
+        raise OutputError(index_path, "it is one of the inputs")
+    readable = partial(
+        make_readable, unpack_dir=unpack_dir, kind=rules.sequence_kind, max_unpacked_bytes=max_unpacked_bytes
+    )
+    scanned, problems = _scan(fasta_files, readable, rules, {})
+    mates = _mates(scanned)
+    if mates:
+        scanned, problems = _scan(fasta_files, readable, rules, mates)
     if not fasta_files:
         raise BadInputError([InputProblem("input", None, "no files", "name at least one FASTA file")])
     drop_duplicates(scanned, problems)
@@ -90,6 +82,46 @@ def build_index(
     if problems.skipped.count and not rules.allow_empty and not any(found.num_records for _, found in scanned):
         raise _nothing_left(problems, [file.path for file, _ in scanned])
     _write(scanned, problems, index_path, rules)
+
+
+def _scan(
+    fasta_files: Sequence[str | Path], readable: Callable[..., ReadableFile], rules: InputRules, mates: dict[str, int]
+) -> tuple[list[tuple[ReadableFile, ScannedFile]], Problems]:
+    """Read every file, those of *mates*, by their paths, as reads of this number in a pair."""
+    problems = Problems(rules.on_bad_record)
+    scanned: list[tuple[ReadableFile, ScannedFile]] = []
+    for file_number, path in enumerate(fasta_files):
+        try:
+            file = readable(path, mate=mates.get(input_name(path), 0))
+            with open_regular(file.read_path) as descriptor:
+                found = scan_fasta(
+                    descriptor, file.path, problems, rules=rules, file_number=file_number, place=file.place
+                )
+            found.counts.update(lacks_bgzip_end=file.lacks_bgzip_end, mate_files=file.path in mates)
+            scanned.append((file, found))
+        except BadInputError as error:
+            problems.extend(error)
+    return scanned, problems
+
+
+def _mates(scanned: Sequence[tuple[ReadableFile, ScannedFile]]) -> dict[str, int]:
+    """Return 1 or 2 for the paths of two FASTQ files of other reads, with the same ids in the same order, unmarked."""
+    mates: dict[str, int] = {}
+    for (first, found), (second, other) in combinations([one for one in scanned if one[0].is_fastq], 2):
+        if found.sha256 != other.sha256 and all(
+            one == two and one is not None and not one.endswith((b"/1", b"/2"))
+            for one, two in zip_longest(_fastq_ids(first), _fastq_ids(second))
+        ):
+            if first.path in mates or second.path in mates:
+                return {}  # three files of the same ids
+            mates |= {first.path: 1, second.path: 2}
+    return mates
+
+
+def _fastq_ids(file: ReadableFile) -> Iterator[bytes]:
+    with open_regular(file.read_path) as descriptor, os.fdopen(os.dup(descriptor), "rb") as copy:
+        for header in islice(copy, 0, None, 4):
+            yield read_header(header[1:-1], 1)[0]
 
 
 def check_readable(input_files: Sequence[str | Path]) -> None:
@@ -144,7 +176,7 @@ def _write(
     counts["low_information"] = int(_joined(blocks, "low_information").sum())
     description = {
         "files": [asdict(_indexed(file, found)) for file, found in scanned],
-        "counts": {**{name: counts[name] for name in COUNTED}, "skipped": problems.skipped.count},
+        "counts": {**{name: counts[name] for name in (*COUNTED, *OF_FILES)}, "skipped": problems.skipped.count},
         "rules": asdict(rules),
     }
     ids = (rows.ids for rows in blocks)
@@ -217,7 +249,9 @@ def drop_duplicates(scanned: Sequence[tuple[ReadableFile, ScannedFile]], problem
             first_file, number = scanned[numbers[first]][0], int(numbers[again])
             file = scanned[number][0]
             what = f"duplicate id, first at {first_file.path}:{first_file.place(first_line)}"
-            fault = Fault(file.place(line), what, "give every record an id of its own")
+            fault = Fault(
+                file.place(line), what, _NAME_MATES if file.is_fastq else "give every record an id of its own"
+            )
             problems.add_record(fault, name, file.path, number)
     keep = np.ones(len(numbers), dtype=np.bool_)
     keep[pairs_P2[:, 1]] = False

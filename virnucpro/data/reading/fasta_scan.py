@@ -55,6 +55,8 @@ COUNTED = (
 What is counted: J read as X; blanks removed; stops removed from an end; gaps removed; stops read as X; letters that,
 after normalisation, stand for several residues or nucleotides; sequences of unknown letters only.
 """
+OF_FILES = ("lacks_bgzip_end", "mate_files")
+"""Files that are counted: by ``bgzip`` without an end-of-file block; FASTQ taken as one of a pair."""
 
 
 @dataclass
@@ -64,7 +66,7 @@ class ScannedFile:
     sha256: str = ""
     """Hex, of the bytes read."""
     counts: Counter[str] = field(default_factory=Counter)
-    """By the names of ``COUNTED``."""
+    """By the names of ``COUNTED`` and ``OF_FILES``."""
 
     @property
     def num_records(self) -> int:

@@ -54,6 +54,8 @@ STDIN = "-"
 
 _COPY_AGAIN = "copy or download the file again"
 _SNIFFED_BYTES = 1 << 16
+_BGZIP, _BGZIP_AT = b"\6\0BC\2\0", 10
+"""The extra field of gzip that ``bgzip`` writes, and its place."""
 _SAVE_FIRST = "save it to a regular file first"
 _ANY2FASTA = "convert it with: any2fasta FILE > NEW_FILE"
 _FORMATS = tuple(
@@ -103,14 +105,23 @@ class ReadableFile:
     None where the lines of ``read_path`` are those of the unpacked original. The copy of a format without lines has a
     fixed number of lines a record; messages give the record's number instead.
     """
+    is_fastq: bool = False
+    lacks_bgzip_end: bool = False
+    """Whether it is compressed by ``bgzip`` and has no end-of-file block: it may be truncated between two blocks."""
 
     def place(self, line: int) -> int:
         """Return what messages give for a line of ``read_path``: a line or a record's number, 1-based."""
         return line if self.lines_per_record is None else (line - 1) // self.lines_per_record + 1
 
 
-def make_readable(path: str | Path, unpack_dir: Path, *, kind: SequenceKind, max_unpacked_bytes: int) -> ReadableFile:
-    """Return an input that is FASTA, or a FASTA copy in *unpack_dir*; BadInputError where it is unusable."""
+def make_readable(
+    path: str | Path, unpack_dir: Path, *, kind: SequenceKind, max_unpacked_bytes: int, mate: int = 0
+) -> ReadableFile:
+    """
+    Return an input that is FASTA, or a FASTA copy in *unpack_dir*; BadInputError where it is unusable.
+
+    *mate* is that of ``fastq_as_fasta``.
+    """
     name = input_name(path)
     real_path = os.path.realpath(path)
     with open_regular(os.fspath(path)) as descriptor:
@@ -119,14 +130,16 @@ def make_readable(path: str | Path, unpack_dir: Path, *, kind: SequenceKind, max
             return ReadableFile(path=name, real_path=real_path, read_path=real_path)
         at_end = max(0, os.fstat(descriptor).st_size - len(BAM_END))
         is_bam = file_format is InputFormat.BAM
-        if is_bam and packing is GZIP and os.pread(descriptor, len(BAM_END), at_end) != BAM_END:
+        lacks_end = packing is GZIP and os.pread(descriptor, len(BAM_END), at_end) != BAM_END
+        if is_bam and lacks_end:
             raise _unusable(name, "truncated BAM: it has no end-of-file block", _COPY_AGAIN)
+        is_bgzip = os.pread(descriptor, len(_BGZIP), _BGZIP_AT) == _BGZIP
         given_bytes, given_sha256 = hash_content(descriptor)
         unpacked = unpack_dir.absolute() / f"{given_sha256}.fasta"
         blocks = _blocks(descriptor, name, max_unpacked_bytes, packing)
         with durable.replacing(unpacked) as copy:
             if file_format is InputFormat.FASTQ:
-                blocks = fastq_as_fasta(blocks, name)
+                blocks = fastq_as_fasta(blocks, name, mate)
             elif is_bam:
                 blocks = bam_as_fasta(blocks, name)
             for block in blocks:
@@ -138,6 +151,8 @@ def make_readable(path: str | Path, unpack_dir: Path, *, kind: SequenceKind, max
         given_bytes=given_bytes,
         given_sha256=given_sha256,
         lines_per_record=BAM_COPY_LINES if is_bam else None,
+        is_fastq=file_format is InputFormat.FASTQ,
+        lacks_bgzip_end=lacks_end and is_bgzip,
     )
 
 

@@ -1,9 +1,9 @@
 """
 Reads in FASTQ and in unaligned BAM, converted to FASTA text.
 
-Records are read by byte offset, so both are written as FASTA once; ``dnaio`` decodes them. A read of a pair (FASTQ: a
+Records are read by byte offset, so both are written as FASTA once; ``dnaio`` decodes BAM. A read of a pair (FASTQ: a
 comment like ``1:N:0:ATCACG`` or ``INSTRUMENT:7:1101:5/1``; BAM: its flags) gets ``/1`` or ``/2`` after its id unless it
-has it: the two files of a pair then share no id, and a read's id never depends on the other inputs.
+has it. Mates without such a mark, in two FASTQ files with the same ids in the same order, get it too (``index.build``).
 
 Damage is reported with its line, in BAM with its record's number. ``dnaio`` 1.2 ends the whole process on a BAM record
 with inconsistent sizes, so all sizes are checked first.
@@ -14,23 +14,22 @@ from __future__ import annotations
 import io
 import re
 import struct
+from itertools import zip_longest
 from typing import TYPE_CHECKING
 
-from dnaio.exceptions import FastqFormatError
-from dnaio.readers import BamReader, FastqReader
+from dnaio.readers import BamReader
 
 from virnucpro.data.fasta import PRINTABLE_ASCII
-from virnucpro.errors import BadInputError, InputProblem, printable
+from virnucpro.data.reading.compressed import BLOCK_BYTES, BlockFile
+from virnucpro.errors import BadInputError, InputProblem
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
     from typing import Never
 
-    from _typeshed import WriteableBuffer
-
 BAM_MAGIC = b"BAM\1"
 BAM_END = bytes.fromhex("1f8b08040000000000ff0600424302001b0003000000000000000000")
-"""The last bytes of a compressed BAM file."""
+"""The last bytes of a file that ``bgzip`` or a program of BAM compressed: an empty block."""
 BAM_COPY_LINES = 2
 """Lines of a BAM record's FASTA text."""
 CONVERT_ALIGNED = "convert it with: samtools fastq -N FILE > NEW_FILE"
@@ -38,10 +37,9 @@ CONVERT_ALIGNED = "convert it with: samtools fastq -N FILE > NEW_FILE"
 _MAX_READ_BYTES = 512 << 20
 """Longest line of FASTQ, or BAM record, bytes: one is held in memory."""
 _TEXT_BYTES = 1 << 20
-_SHOWN_CHARACTERS = 160
 _COPY_AGAIN = "copy or download the file again"
 
-_PAIR_COMMENT = re.compile(r"(\S+)[ \t]+(?:([12]):[YN]:\d|\S+/([12])(?!\S))")
+_PAIR_COMMENT = re.compile(rb"(\S+)[ \t]+(?:([12]):[YN]:\d|\S+/([12])(?!\S))")
 """An id, and the comment on its read by Illumina's programs or the European Nucleotide Archive."""
 _SIZE = struct.Struct("<I")
 _FIXED = struct.Struct("<iiBBHHHiiii")
@@ -54,79 +52,80 @@ _FLAGS_AT = 14
 _PAIRED, _UNMAPPED, _FIRST, _SECOND, _SECONDARY, _SUPPLEMENTARY = 0x1, 0x4, 0x40, 0x80, 0x100, 0x800
 
 
-def fastq_as_fasta(blocks: Iterator[bytes], path: str) -> Iterator[bytes]:
-    """Convert FASTQ to FASTA text; a record keeps four lines, two of them empty, so that line numbers stay the same."""
-    text: list[str] = []
+def fastq_as_fasta(blocks: Iterator[bytes], path: str, mate: int = 0) -> Iterator[bytes]:
+    """
+    Convert FASTQ to FASTA text; a record keeps four lines, two of them empty, so that line numbers stay the same.
+
+    *mate* is the number in a pair, 1 or 2, of reads whose comment has none; 0 is for unpaired reads.
+    """
+    text: list[bytes] = []
     text_bytes = 0
+    lines = _lines(blocks, path)
+    for number, record in enumerate(zip_longest(lines, lines, lines, lines)):
+        if not any(record) and not any(lines):  # blank lines at the end
+            break
+        _check_record(record, path, 4 * number + 1)
+        header, sequence, _, _ = record
+        name = header[1:]
+        pair = _PAIR_COMMENT.match(name)
+        if pair is not None:
+            name = _mate_id(pair[1], int(pair[2] or pair[3])) + name[pair.end(1) :]
+        elif mate:
+            read_id = name.replace(b"\t", b" ").partition(b" ")[0]
+            name = _mate_id(read_id, mate) + name[len(read_id) :]
+        text.append(b">%b\n%b\n\n\n" % (name, sequence))
+        text_bytes += len(sequence)
+        if text_bytes > _TEXT_BYTES:
+            yield b"".join(text)
+            text.clear()
+            text_bytes = 0
+    yield b"".join(text)
+
+
+def _lines(blocks: Iterator[bytes], path: str) -> Iterator[bytes]:
+    """Yield the lines without their ends; a line held in memory has at most ``_MAX_READ_BYTES``."""
+    file = io.BufferedReader(BlockFile(blocks), BLOCK_BYTES)
     number = 0
-    try:
-        for number, read in enumerate(FastqReader(io.BufferedReader(_Source(blocks, path))), start=1):
-            name, sequence = read.name, read.sequence
-            pair = _PAIR_COMMENT.match(name)
-            if pair is not None:
-                name = _mate_id(pair[1], int(pair[2] or pair[3])) + name[pair.end(1) :]
-            if sequence.startswith(">"):  # else it would begin a record
-                _refuse(path, 4 * number - 2, "unexpected character '>' at column 1", _COPY_AGAIN)
-            text.append(f">{name}\n{sequence}\n\n\n")
-            text_bytes += len(sequence)
-            if text_bytes > _TEXT_BYTES:
-                yield "".join(text).encode("ascii")
-                text.clear()
-                text_bytes = 0
-    except FastqFormatError as error:
-        line = 4 * number + 1 if error.line is None else error.line + 1
-        message = printable(error.message.partition("\n")[0])[:_SHOWN_CHARACTERS]
-        _refuse(path, line, f"damaged or truncated FASTQ ({message})", f"{_COPY_AGAIN}; a record has four lines")
-    yield "".join(text).encode("ascii")
+    while line := file.readline(_MAX_READ_BYTES + 1):
+        number += 1
+        if len(line) > _MAX_READ_BYTES:
+            _refuse(path, number, f"line of more than {_MAX_READ_BYTES} bytes", _COPY_AGAIN)
+        yield line.removesuffix(b"\n").removesuffix(b"\r")
+
+
+def _check_record(record: tuple[bytes, bytes, bytes, bytes], path: str, line: int) -> None:
+    """Raise BadInputError for four lines, None behind the last one, that are no record; *line* is that of the first."""
+    header, sequence, plus, qualities = record
+    if not header.startswith(b"@"):
+        at, what = 0, "no '@' at the start of a record"
+    elif None in record:
+        at, what = 3 - record.count(None), "it ends inside a record"
+    elif sequence.startswith(b">"):  # it would begin a record
+        _refuse(path, line + 1, "unexpected character '>' at column 1", _COPY_AGAIN)
+    elif plus.isalpha():
+        remedy = "join them with: seqtk seq -l0 FILE > NEW_FILE"
+        _refuse(path, line + 2, "FASTQ with a sequence on several lines", remedy)
+    elif plus not in {b"+", b"+" + header[1:]}:
+        at, what = 2, "no '+' line, or not that of this record"
+    elif len(sequence) != len(qualities) or not qualities.isascii():
+        at, what = 3, "sequence and qualities differ in length, or qualities are not ASCII"
+    else:
+        return
+    _refuse(path, line + at, f"damaged or truncated FASTQ ({what})", f"{_COPY_AGAIN}; a record has four lines")
 
 
 def bam_as_fasta(blocks: Iterator[bytes], path: str) -> Iterator[bytes]:
     """Convert uncompressed, unaligned BAM to FASTA text, ``BAM_COPY_LINES`` lines a record."""
     for records, mates in _single_reads(_BamBytes(blocks, path)):
         reads = BamReader(io.BytesIO(records), with_header=False)
-        lines = [f">{_mate_id(read.name, mate)}\n{read.sequence}\n" for read, mate in zip(reads, mates, strict=True)]
-        yield "".join(lines).encode("ascii")
+        for read, mate in zip(reads, mates, strict=True):
+            yield b">%b\n%b\n" % (_mate_id(read.name.encode(), mate), read.sequence.encode())
 
 
-def _mate_id(name: str, mate: int) -> str:
+def _mate_id(name: bytes, mate: int) -> bytes:
     """Return the id of read number *mate* of a pair; 0 is for unpaired reads."""
-    return f"{name}/{mate}" if mate and not name.endswith(f"/{mate}") else name
-
-
-class _Source(io.RawIOBase):
-    """Blocks of ASCII text as a file for ``dnaio``."""
-
-    def __init__(self, blocks: Iterator[bytes], path: str) -> None:
-        self._blocks = blocks
-        self._path = path
-        self._block = memoryview(b"")
-        self._lines = 0
-        self._line_bytes = 0
-
-    def readable(self) -> bool:
-        return True
-
-    def readinto(self, buffer: WriteableBuffer, /) -> int:
-        if not self._block:
-            block = next(self._blocks, b"")
-            self._check(block)
-            self._block = memoryview(block)
-        target = memoryview(buffer)
-        count = min(len(target), len(self._block))
-        target[:count] = self._block[:count]
-        self._block = self._block[count:]
-        return count
-
-    def _check(self, block: bytes) -> None:
-        if not block.isascii():
-            at = next(at for at, byte in enumerate(block) if byte > 0x7F)
-            line = self._lines + block.count(b"\n", 0, at) + 1
-            _refuse(self._path, line, f"non-ASCII byte 0x{block[at]:02X}", "make the file again: FASTQ is ASCII text")
-        line_end = block.rfind(b"\n")
-        self._lines += block.count(b"\n")
-        self._line_bytes = self._line_bytes + len(block) if line_end < 0 else len(block) - line_end - 1
-        if self._line_bytes > _MAX_READ_BYTES:
-            _refuse(self._path, self._lines + 1, f"line of more than {_MAX_READ_BYTES} bytes", _COPY_AGAIN)
+    suffix = b"/%d" % mate
+    return name + suffix if mate and not name.endswith(suffix) else name
 
 
 class _BamBytes:

@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING, Any
 import structlog
 
 from virnucpro import durable
-from virnucpro.calls.contig_calls import BY_SEQUENCE, CallOutputs, CallRules, call_contigs
+from virnucpro.calls.contig_calls import BY_SEQUENCE, ESCAPED_IDS, CallOutputs, CallRules, call_contigs
 from virnucpro.calls.contig_scores import score_contigs
 from virnucpro.choices import TableFormat, WrittenGenes
 from virnucpro.config import fingerprint
@@ -250,7 +250,7 @@ def call(
 
     def work() -> dict[str, int]:
         calls, has_genes_C = call_contigs(order, layout, rules, run.score_reader(order), outputs, stop=stop)
-        counted = [*map(str, Call), *[BY_SEQUENCE] * rules.reads_embeddings]
+        counted = [*map(str, Call), *[BY_SEQUENCE] * rules.reads_embeddings, *[ESCAPED_IDS] * (calls[ESCAPED_IDS] > 0)]
         counts = {name.replace(" ", "_"): calls[name] for name in counted}
         if has_genes:
             counts["genes"] = find_genes(GeneJob(layout=layout, fingerprint=identity), has_genes_C)

@@ -130,7 +130,7 @@ def prepare_prediction(
 ) -> PredictionRun:
     """Compare with what the folder holds, index the contigs, and open or resume the manifest; the folder is locked."""
     layout = PredictionLayout(Path(output_dir))
-    stems = _stems(input_files)
+    stems = _stems(input_files, config)
     earlier = PredictionManifest.read(layout.manifest) if layout.manifest.exists() else None
     settings = config.scores_settings(device_type)
     notices: list[str] = []
@@ -263,11 +263,11 @@ def _sequences(input_files: Sequence[str | Path]) -> str:
     return "sequences" if len(kinds) > 1 else "reads" if True in kinds else "contigs"
 
 
-def _stems(input_files: Sequence[str | Path]) -> tuple[str, ...]:
+def _stems(input_files: Sequence[str | Path], config: PredictionConfig) -> tuple[str, ...]:
     names = [Path(input_name(path)).name for path in input_files]
     stems = [_SEQUENCE_SUFFIX.sub("", name) or name for name in names]
     for stem in stems:
-        if stems.count(stem) > 1:
+        if config.cascade is not None and stems.count(stem) > 1:
             same = ", ".join(os.fspath(path) for path, one in zip(input_files, stems, strict=True) if one == stem)
             raise ConfigurationError(
                 f"{same}: files of each may be named after {stem}: rename one, or give each an output folder of its own"

@@ -16,6 +16,7 @@ from virnucpro.pipeline.prediction.multiqc import key_of, write_multiqc
 from virnucpro.pipeline.prediction.sample import sample_notes
 from virnucpro.pipeline.prediction.settings import EVERY_CONTIG
 from virnucpro.pipeline.run.run import remove_files, remove_run, remove_unpacked
+from virnucpro.pipeline.run.run_result import notes_on_files
 from virnucpro.pipeline.shard_aggregator import FAILED_HEADER
 from virnucpro.run_layout import RunLayout
 from virnucpro.store.contig_table import Call
@@ -100,6 +101,7 @@ def close_prediction(
     _list_failed(run)
     _prove_counts(manifest.counts)
     manifest.notes = _notes(manifest.counts, manifest.sequences, chunk_nt=config.chunk_nt, min_nt=config.min_nt)
+    manifest.notes += notes_on_files(run.open_index().counts)
     if manifest.counts["contigs"]:
         manifest.notes += _notes_of_cascade(run)
     if "genes" in manifest.counts:
@@ -209,6 +211,7 @@ def _notes(counts: Mapping[str, int], sequences: str, *, chunk_nt: int, min_nt: 
         "no_open_frame": "without an open frame in any chunk, and so without a score",
         "searched": "compared with known proteins, as their letters leave it open",
         "by_sequence": "without an open frame in any chunk, scored by their sequence alone",
+        "escaped_ids": "with an id that begins as a control line of tracks: its first letter is written as %XX there",
     }
     notes = [f"{sequences} {what}: {counts[name]:,}" for name, what in sentences.items() if counts.get(name)]
     if counts.get("missing_frames"):

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Protocol
 import numpy as np
 
 from virnucpro import durable, run_folders
-from virnucpro.data.reading.fasta_scan import COUNTED
+from virnucpro.data.reading.fasta_scan import COUNTED, OF_FILES
 from virnucpro.errors import OutputError, ResultError
 from virnucpro.pipeline.run.run import release_space, remove_unpacked
 from virnucpro.pipeline.run.run_result import RunResult
@@ -170,7 +170,7 @@ def finished_result(run: PreparedRun, *, keep_shards: bool = False) -> RunResult
         num_cached_blocks=counts.get("cached_blocks", 0),
         ranks=(),
         stages_s={},
-        noticed={name: counts.get(name, 0) for name in (*COUNTED, "skipped", "windowed")},
+        noticed={name: counts.get(name, 0) for name in (*COUNTED, *OF_FILES, "skipped", "windowed")},
     )
 
 

@@ -152,6 +152,7 @@ def notes_on_input(noticed: Mapping[str, int]) -> list[str]:
     notes = []
     if number := noticed.get("skipped"):
         notes.append(f"{number:,} bad records were left out (listed in failed_sequences.tsv)")
+    notes += notes_on_files(noticed)
     changes = [
         f"{noticed[name]:,} {what}"
         for name, what in (
@@ -173,4 +174,17 @@ def notes_on_input(noticed: Mapping[str, int]) -> list[str]:
         notes.append(f"{number:,} sequences longer than --max-residues are the mean of their windows")
     if number := noticed.get("low_information"):
         notes.append(f"{number:,} sequences are X or N only: their rows say nothing of them (dataset low_information)")
+    return notes
+
+
+def notes_on_files(noticed: Mapping[str, int]) -> list[str]:
+    """Return what the user should know about whole input files, a sentence each."""
+    notes = []
+    if number := noticed.get("lacks_bgzip_end"):
+        notes.append(
+            f"bgzip files without an end-of-file block: {number:,}; they may be truncated, sequences missing (compare "
+            "their sizes with those at the source; some programs never write this block)"
+        )
+    if number := noticed.get("mate_files"):
+        notes.append(f"FASTQ files taken as mates /1 and /2, as given, as their ids and order are the same: {number:,}")
     return notes

@@ -18,7 +18,7 @@ from dataclasses import dataclass, field
 from itertools import groupby, islice
 from typing import TYPE_CHECKING, Any, NamedTuple
 
-from virnucpro.calls.viral_regions import LONG_CONTIG_NT
+from virnucpro.calls.viral_regions import LONG_CONTIG_NT, track_id
 from virnucpro.errors import ResultError, printable
 from virnucpro.report.figure import round_up
 from virnucpro.report.prediction.viral_records import read_records
@@ -129,7 +129,7 @@ def read_contig_lines(contigs: Path, viral_regions: Path) -> Iterator[ContigLine
     next_contig, next_regions = next(regions, _END)
     for number, found in enumerate(read_contig_calls(contigs)):
         mine: tuple[Region, ...] = ()
-        if next_contig == found.contig:
+        if next_contig == track_id(found.contig):
             mine = next_regions
             next_contig, next_regions = next(regions, _END)
         yield ContigLine(number, found, mine)
@@ -161,7 +161,7 @@ def _read_regions(path: Path) -> Iterator[tuple[str, tuple[Region, ...]]]:
 
 def read_tracks(path: Path, contigs: Sequence[ContigLine]) -> list[Track]:
     """Return the tracks of *contigs*, in that order; raise if one with a score has none."""
-    wanted = {contig.found.contig: contig for contig in contigs}
+    wanted = {track_id(contig.found.contig): contig for contig in contigs}
     found: dict[str, Track] = {}
     if wanted:
         for name, lines in groupby(read_columns(path), key=lambda line: line[1][0]):
@@ -172,7 +172,7 @@ def read_tracks(path: Path, contigs: Sequence[ContigLine]) -> list[Track]:
     missing = next((name for name in wanted if name not in found), None)
     if missing is not None:
         raise ResultError(path, f"has no track of {missing!r}, which has a score")
-    return [found[contig.found.contig] for contig in contigs]
+    return [found[name] for name in wanted]
 
 
 def _make_track(path: Path, contig: ContigLine, lines: Iterable[Sequence[str]]) -> Track:
