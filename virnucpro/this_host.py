@@ -5,7 +5,13 @@ from __future__ import annotations
 import os
 import socket
 from pathlib import Path
+from typing import TYPE_CHECKING
 
+if TYPE_CHECKING:
+    from collections.abc import Iterable, Mapping
+
+MOST_HOSTS = 64
+"""Hosts that are kept of each processor."""
 HOST_NAME_VARIABLE = "VIRNUCPRO_HOST_NAME"
 """Overrides the system's name where it is not unique, as in identical containers."""
 
@@ -13,6 +19,23 @@ HOST_NAME_VARIABLE = "VIRNUCPRO_HOST_NAME"
 def host_name() -> str:
     """Return the name of this host in files, logs and metrics."""
     return os.environ.get(HOST_NAME_VARIABLE) or socket.gethostname()
+
+
+def merged_processors(found: Iterable[Mapping[str, Iterable[object]]]) -> dict[str, list[str]]:
+    """Return processor -> hosts of all *found*, sorted, with at most ``MOST_HOSTS`` of each."""
+    pairs = sorted({(str(processor), str(host)) for some in found for processor in some for host in some[processor]})
+    hosts: dict[str, list[str]] = {processor: [] for processor, _ in pairs}
+    for processor, host in pairs:
+        hosts[processor] += [host] * (len(hosts[processor]) < MOST_HOSTS)
+    return hosts
+
+
+def processors_differ(found: Mapping[str, list[str]]) -> list[str]:
+    """Return a printable sentence that names the processors and some of their hosts; none unless there are several."""
+    named = "; ".join(f"{name} on {', '.join(hosts[:3])}{', ...' * (len(hosts) > 3)}" for name, hosts in found.items())
+    again = "another run gives the same numbers within the tolerance, not the same bytes"
+    shown = named.encode("unicode_escape").decode()
+    return [f"rows come from different processors ({shown}): {again}"] if len(found) > 1 else []
 
 
 def process_space() -> str:

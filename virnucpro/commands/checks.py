@@ -69,6 +69,7 @@ def verify(
                     "rows": found.num_rows,
                     "skipped": found.num_skipped,
                     "problems": found.problems,
+                    "notes": found.notes,
                 }
             )
         )
@@ -83,5 +84,6 @@ def verify(
         verdict = "complete and intact" if found.state == "complete" else partial
         skipped = f" ({found.num_skipped:,} bad records skipped)" * bool(found.num_skipped)
         print(f"{printable(str(output))}: {verdict}: {found.num_rows:,} of {found.num_records:,} {found.what}{skipped}")
+        print("".join(f"{note}\n" for note in found.notes), end="")
     if found.state == "partial":
         raise typer.Exit(int(ExitCode.PARTIAL))

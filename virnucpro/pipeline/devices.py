@@ -43,6 +43,16 @@ class Device:
 CPU = Device(CPU_TOKEN)
 
 
+def processor_of(device_type: str) -> str:
+    """Return what rows of this process depend on to the last bit beside their plan: imports the framework."""
+    import torch  # noqa: PLC0415
+
+    if device_type == "cpu":
+        return f"CPU with {torch.backends.cpu.get_cpu_capability()}"
+    major, minor = torch.cuda.get_device_capability()
+    return f"{torch.cuda.get_device_name()} with compute capability {major}.{minor}"
+
+
 def visible_tokens(environ: Mapping[str, str], *, present: Sequence[str]) -> list[str]:
     """
     Return the tokens of the visible GPUs, in order.

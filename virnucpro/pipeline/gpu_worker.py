@@ -29,7 +29,7 @@ from virnucpro.data.sequence_index import SequenceIndex
 from virnucpro.errors import ConfigurationError
 from virnucpro.models.registry import check_model_path, is_path
 from virnucpro.pipeline.blocks.block_work import BlockWork
-from virnucpro.pipeline.devices import CPU_TOKEN, VISIBLE_VARIABLE, Device
+from virnucpro.pipeline.devices import CPU_TOKEN, VISIBLE_VARIABLE, Device, processor_of
 from virnucpro.pipeline.failures import FailureClass, exit_code_of
 from virnucpro.pipeline.hardware.device_errors import failure_of
 from virnucpro.pipeline.work.block_pool import Assignment
@@ -185,8 +185,8 @@ def load_model(config: ModelConfig, device: torch.device, reports: ReportPipe) -
             f"this run's rows are computed with the attention kernel {config.attention_kernel}, but this device would "
             f"use {attention.name} ({attention.reason}): use the same packages and GPUs, or another output folder"
         )
-    loaded = {"kind": "model_loaded", "seconds": seconds, "attention_kernel": attention.name}
-    reports.put(loaded | ({"gpu_uuid": _gpu_uuid(device)} if device.type == "cuda" else {}))
+    loaded = {"seconds": seconds, "attention_kernel": attention.name, "processor": processor_of(device.type)}
+    reports.put({"kind": "model_loaded", **loaded} | ({"gpu_uuid": _gpu_uuid(device)} if device.type == "cuda" else {}))
     return model, tokenizer
 
 

@@ -26,20 +26,18 @@ from virnucpro.store import schema
 from virnucpro.store.parts import SealedBlocks
 from virnucpro.store.results.forms import remove_results, result_at, result_of
 from virnucpro.store.schema import BlockOrigin
+from virnucpro.this_host import merged_processors
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Mapping, Sequence
 
+    from virnucpro.arrays import BoolArray, FloatArray, IntArray
     from virnucpro.data.packing import BlockPlan
     from virnucpro.data.sequence_index import SequenceIndex
     from virnucpro.pipeline.blocks.finished_blocks import FinishedBlocks
     from virnucpro.pipeline.hosts.result_passes import ResultPasses
     from virnucpro.run_layout import RunLayout
     from virnucpro.store.results.result import Hosts
-
-    FloatArray = np.ndarray[Any, np.dtype[np.float32]]
-    IntArray = np.ndarray[Any, np.dtype[np.int64]]
-    BoolArray = np.ndarray[Any, np.dtype[np.bool_]]
 
 log = structlog.get_logger(__name__)
 
@@ -69,6 +67,8 @@ class Aggregation:
     """Blocks whose rows were computed in pieces."""
     num_cached_blocks: int = 0
     """Blocks whose rows came from the embedding cache."""
+    processors: dict[str, list[str]] = field(default_factory=dict)
+    """What computed the rows."""
 
     @property
     def num_missing(self) -> int:
@@ -144,6 +144,7 @@ def _aggregated(
         missing_positions=missing,
         num_resplit_blocks=origins.count(BlockOrigin.RESPLIT),
         num_cached_blocks=origins.count(BlockOrigin.CACHED),
+        processors=merged_processors(source.processors for source in finished.sources),
     )
 
 
@@ -347,7 +348,8 @@ def _mapped(path: Path, num_rows: int) -> IntArray:
 
 def _restored(about: Mapping[str, Any], kept: Path) -> SealedBlocks:
     """Return a source whose rows can be read; which blocks it holds is no longer needed."""
-    kept_of = about["kept_of"]
+    of = about["kept_of"]
+    kept_rows = None if of is None else np.unpackbits(np.fromfile(kept, np.uint8), count=of).astype(np.bool_)
     return SealedBlocks(
         path=Path(about["path"]),
         plan_fingerprint="",
@@ -356,6 +358,7 @@ def _restored(about: Mapping[str, Any], kept: Path) -> SealedBlocks:
         hidden_dim=about["hidden_dim"],
         offset_bytes=about["offset_bytes"],
         seal=bytes.fromhex(about["seal"]),
+        processors={},
         kept_rows=None
         if kept_of is None
         else np.unpackbits(np.frombuffer(run_folders.read_bytes(kept), np.uint8), count=kept_of).astype(np.bool_),

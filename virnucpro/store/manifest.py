@@ -26,6 +26,7 @@ from virnucpro.choices import ResultForm
 from virnucpro.errors import ResultError
 from virnucpro.run_folders import read_bytes
 from virnucpro.run_layout import FolderLayout, PredictionLayout
+from virnucpro.this_host import merged_processors, processors_differ
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Mapping
@@ -45,7 +46,7 @@ COUNTED = ("contigs", "chunks", "frames", "skipped", "scored_frames", "missing_f
 _KEYS = (
     *("run_id", "state", "started", "host", "inputs", "settings", "output_settings", "plan", "models", "fingerprint"),
     *("versions", "devices", "sequences", "finished", "outputs", "stages_s", "ranks", "stages", "counts", "sample"),
-    *("promise", "notes", "files", "kind", "format"),
+    *("promise", "processors", "notes", "files", "kind", "format"),
 )
 """Of all kinds, in their order in the file."""
 
@@ -144,7 +145,9 @@ class RunManifest(Manifest):
     """How each rank went."""
     promise: str | None = None
     """``bytes``: the same run gives the same bytes again. ``tolerance``: it gives the same numbers within the tolerance
-    of the precision, because blocks were split or came from the embedding cache. None until there is a result."""
+    of the precision, because blocks were split or cached, or processors differ. None until there is a result."""
+    processors: dict[str, list[str]] = field(default_factory=dict)
+    """What computed the rows -> its hosts."""
 
     @property
     def result_form(self) -> ResultForm:
@@ -184,6 +187,8 @@ class StageRecord:
     files: dict[str, str]
     """Path of each file that it wrote, relative to the folder -> hex sha256."""
     counts: dict[str, Count] = field(default_factory=dict)
+    processors: dict[str, list[str]] = field(default_factory=dict)
+    """What computed embeddings -> its hosts."""
     notes: list[str] = field(default_factory=list)
     """What the user should know, a sentence each."""
 
@@ -200,6 +205,10 @@ class StagedManifest(Manifest):
     stages: dict[str, StageRecord] = field(default_factory=dict)
     notes: list[str] = field(default_factory=list)
     """What the user should know, a sentence each."""
+
+    def processors_differ(self) -> list[str]:
+        """Return a sentence about the processors of all stages; none unless there are several."""
+        return processors_differ(merged_processors(stage.processors for stage in self.stages.values()))
 
 
 @dataclass(frozen=True, kw_only=True)

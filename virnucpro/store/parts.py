@@ -13,6 +13,7 @@ module does not know ranks, plans or models: readers compare the positions of a 
 from __future__ import annotations
 
 import hashlib
+import json
 import os
 import struct
 from collections import deque
@@ -28,6 +29,7 @@ from virnucpro.run_layout import PART_NAME
 from virnucpro.spans import WRITING, span
 from virnucpro.store import schema
 from virnucpro.store.schema import BlockOrigin
+from virnucpro.this_host import host_name, merged_processors
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Container, Iterator, Sequence
@@ -39,6 +41,7 @@ if TYPE_CHECKING:
 
 _CONTENTS = struct.Struct("<32sQ8s")  # sha256 of the block numbers before it, how many, magic
 _CONTENTS_MAGIC = b"VNPBLKS1"
+_UNKNOWN = '{"unknown processor": ["an unknown host"]}'  # of parts that an earlier version wrote
 _READS_AHEAD = 64
 """Reads of scattered rows advised ahead (the best of 16 to 256, cold, on a virtual disk)."""
 
@@ -74,6 +77,8 @@ class SealedBlocks:
     """Offset of the first row in the file."""
     seal: bytes
     """sha256 of the checked file; other content is refused."""
+    processors: dict[str, list[str]]
+    """What computed the rows of the file."""
     kept_rows: BoolArray | None = None
     """bool (rows of the file,): the rows that belong to this view; None for all."""
 
@@ -100,7 +105,8 @@ class SealedBlocks:
                 raise ResultError(path, "its blocks have an origin that does not exist")
             plan = file.attrs.get(schema.PLAN_FINGERPRINT, "")
             offset_bytes = rows.id.get_offset() or 0
-            found = cls(path, str(plan), blocks, positions, int(rows.shape[1]), offset_bytes, seal)
+            processors = merged_processors([dict(json.loads(str(file.attrs.get(schema.PROCESSORS, _UNKNOWN))))])
+            found = cls(path, str(plan), blocks, positions, int(rows.shape[1]), offset_bytes, seal, processors)
         found._reopened().close()
         return found
 
@@ -191,21 +197,22 @@ class SealedBlocks:
                 first += len(names)
 
 
-def write_part(folder: Path, blocks: Sequence[BlockRows], *, plan_fingerprint: str) -> Path:
-    """Make finished blocks (at least one, each once) durable in *folder*; the name depends on their numbers only."""
+def write_part(folder: Path, blocks: Sequence[BlockRows], *, plan_fingerprint: str, processor: str = "") -> Path:
+    """Make finished blocks, at least one, durable in *folder*; *processor* (empty: none) of this host computed them."""
     for item in blocks:
         assert len(item.positions) == len(item.sequence_ids) == len(item.embeddings), f"block {item.block}: rows differ"
     table = np.array([(item.block, len(item.positions), item.origin) for item in blocks], dtype=np.int64)
     digest = hashlib.sha256(table[:, :2].tobytes()).hexdigest()  # parts of different blocks never share a name
     path = folder / f"part_{table[0, 0]:09d}_{digest[:12]}.h5"
     with span(WRITING, block=blocks[0].block, blocks=len(blocks), sequences=int(table[:, 1].sum())):
-        durable.write_bytes(path, _image(blocks, table, plan_fingerprint) + _contents(table), seal=True)
+        durable.write_bytes(path, _image(blocks, table, plan_fingerprint, processor) + _contents(table), seal=True)
     return path
 
 
-def _image(blocks: Sequence[BlockRows], table: IntArray, plan_fingerprint: str) -> bytes:
+def _image(blocks: Sequence[BlockRows], table: IntArray, plan_fingerprint: str, processor: str) -> bytes:
     with schema.in_memory("part") as file:
         file.attrs[schema.PLAN_FINGERPRINT] = plan_fingerprint
+        file.attrs[schema.PROCESSORS] = json.dumps({processor: [host_name()]} if processor else {})
         embeddings = np.concatenate([item.embeddings for item in blocks])
         file.create_dataset(schema.EMBEDDINGS, data=embeddings, track_times=False)
         ids = [name for item in blocks for name in item.sequence_ids]
@@ -273,6 +280,7 @@ def write_shard(
     with durable.replacing(path, seal=True) as new:
         with schema.created(new, most_bytes=in_sources + schema.OVERHEAD_BYTES) as file:
             file.attrs[schema.PLAN_FINGERPRINT] = plan_fingerprint
+            file.attrs[schema.PROCESSORS] = json.dumps(merged_processors(source.processors for source in sources))
             schema.write_ids(file, num_rows, (names for source in sources for names in source.iter_sequence_ids()))
             blocks = np.concatenate([no_blocks, *(source.blocks for source in sources)])
             _write_bookkeeping(file, blocks, np.concatenate([no_positions, *(source.positions for source in sources)]))

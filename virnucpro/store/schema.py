@@ -48,6 +48,8 @@ BLOCKS = "blocks"
 shards only."""
 PLAN_FINGERPRINT = "plan_fingerprint"
 """Attribute: the plan that the rows were computed by. Parts and shards only."""
+PROCESSORS = "processors"
+"""Attribute, JSON: the processors that computed the rows, and their hosts. Parts and shards only."""
 
 
 class BlockOrigin(IntEnum):
@@ -126,6 +128,7 @@ def _read_through(path: Path) -> None:
         for name in {BLOCKS, POSITIONS} & set(file):
             file[name][()]
         file.attrs.get(PLAN_FINGERPRINT)
+        file.attrs.get(PROCESSORS)
         for _ in iter_sequence_ids(file, path):
             pass
 

@@ -20,14 +20,13 @@ from virnucpro.telemetry.log_reader import failure_report
 from virnucpro.telemetry.ranks import BATCH_BOUNDS_S, Rank, whole_blocks
 from virnucpro.telemetry.snapshot import BatchSeconds, EmbeddingSnapshot, RankSnapshot, RankState, WorkerCost
 from virnucpro.telemetry.worker_logging import log_end_of_process
+from virnucpro.this_host import host_name, merged_processors, processors_differ
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping, Sequence
 
+    from virnucpro.arrays import BoolArray, IntArray
     from virnucpro.telemetry.snapshot import EmbeddingFacts, GpuSample, ProcessEnd
-
-    IntArray = np.ndarray[Any, np.dtype[np.int64]]
-    BoolArray = np.ndarray[Any, np.dtype[np.bool_]]
 
 _HAS_PROCESS = {RankState.LOADING, RankState.COMPUTING}
 
@@ -40,7 +39,7 @@ class EmbeddingTelemetry:
         facts: What it is.
         on_gpu: Called with a device's label and the UUID of the GPU that its worker found itself on.
         on_log: Called with a rank and what its worker logged for people.
-        on_failure: Called when a process of a rank has failed, with a few lines about it.
+        on_failure: Called when a process of a rank has failed, or processors differ, with a few lines about it.
     """
 
     def __init__(
@@ -68,6 +67,7 @@ class EmbeddingTelemetry:
         self._tokens_before = 0
         """Planned tokens of the blocks that the first process of each rank has found."""
         self._has_messages = self._is_over = False
+        self._num_processors = 0
         self._gpus_elsewhere: dict[int, tuple[GpuSample, ...]] = {}
         """Rank -> of its host."""
 
@@ -97,12 +97,20 @@ class EmbeddingTelemetry:
                         self._done[whole_blocks(message)] = True
                     case "progress":
                         self._computed[int(message["block"])] = True
-                    case "model_loaded" if uuid := message.get("gpu_uuid"):
-                        self._on_gpu(self.ranks[rank].device, str(uuid))
+                    case "model_loaded":
+                        self._compare_processors()
+                        if uuid := message.get("gpu_uuid"):
+                            self._on_gpu(self.ranks[rank].device, str(uuid))
                     case "log":
                         self._on_log(self._snapshot_of(rank), dict(message))
         except (LookupError, TypeError, ValueError, ArithmeticError) as error:
             self.ranks[rank].warn_of(message, error)
+
+    def _compare_processors(self) -> None:
+        found = merged_processors({rank.processor: [rank.host or host_name()]} for rank in self.ranks if rank.processor)
+        if len(found) > max(1, self._num_processors):
+            self._on_failure(f"warning: {processors_differ(found)[0]}")
+        self._num_processors = len(found)
 
     def ended(self, rank: int, end: ProcessEnd) -> None:
         """Take in that the process of *rank* has ended, and how."""

@@ -52,6 +52,7 @@ _IN_THE_MANIFEST = (
     "seconds",
     "compute_s",
     "attention_kernel",
+    "processor",
 )
 
 
@@ -151,6 +152,8 @@ class Rank:
     """Seconds from the loaded model to the last row, over all attempts."""
     attention_kernel: str | None = None
     """Of the last process that loaded its model."""
+    processor: str | None = None
+    """Likewise: what its last bits depend on."""
 
     phase: RankState = RankState.WAITING
     """What it is doing; a view shows FINISHING where it has nothing left to compute."""
@@ -286,7 +289,7 @@ class Rank:
             case "model_loaded":
                 attempt.loaded_s = attempt.progress_s = time.monotonic()
                 self.phase, self.attention_kernel = RankState.COMPUTING, message.get("attention_kernel")
-                self.model_load_s = float(message["seconds"])
+                self.model_load_s, self.processor = float(message["seconds"]), message.get("processor")
                 self.rate.restart(attempt.loaded_s)
 
     def _step(self, now_s: float) -> None:

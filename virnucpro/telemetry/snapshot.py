@@ -10,16 +10,13 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field
 from enum import StrEnum
-from typing import TYPE_CHECKING, Any, Protocol
+from typing import TYPE_CHECKING, Protocol
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping
 
-    import numpy as np
-
+    from virnucpro.arrays import IntArray
     from virnucpro.run_layout import RunLayout
-
-    IntArray = np.ndarray[Any, np.dtype[np.int64]]
 
 
 class RankState(StrEnum):

@@ -27,15 +27,16 @@ from virnucpro.pipeline.async_inference import AsyncInferenceRunner
 from virnucpro.pipeline.blocks.block_writer import BlockCache, BlockWriter
 from virnucpro.pipeline.blocks.finished_blocks import find_finished_blocks, seal_shard
 from virnucpro.pipeline.blocks.handed_blocks import FixedBlocks, HandedBlocks, HandedUnit
+from virnucpro.pipeline.devices import processor_of
 from virnucpro.telemetry.ranks import durable_messages
 
 if TYPE_CHECKING:
     import threading
     from collections.abc import Callable, Iterable, Iterator, Sequence
 
-    import numpy as np
     from torch.utils.data import DataLoader
 
+    from virnucpro.arrays import IntArray
     from virnucpro.config import ModelConfig
     from virnucpro.data.collators import PackedBatch, Tokenizer
     from virnucpro.data.packing import BlockPlan
@@ -45,8 +46,6 @@ if TYPE_CHECKING:
     from virnucpro.pipeline.work.worker_process import ReportPipe
     from virnucpro.run_layout import RunLayout
     from virnucpro.store.parts import BlockRows
-
-    IntArray = np.ndarray[Any, np.dtype[np.int64]]
 
 log = structlog.get_logger(__name__)
 
@@ -93,7 +92,7 @@ class BlockWork:
         """Compute what is not finished, seal the rank's shard, and return the rows; raises StoppedError."""
         config, units = self.config, self._units
         with BlockCache(config, self.index, self.plan, self.reports) as cache:
-            writer = self._writer(reports=self.reports, cache=cache)
+            writer = self._writer(reports=self.reports, cache=cache, processor=processor_of(device.type))
             while (unit := units.wait(self.stop, self._step)) is not None:
                 blocks = self._blocks_to_compute(chain([unit], () if unit.suspects else units.iter_now()), cache)
                 first = next(blocks, None)
@@ -256,7 +255,7 @@ class BlockWork:
             pin_memory=device.type == "cuda",
         )
 
-    def _writer(self, *, reports: ReportPipe | None = None, cache: BlockCache | None = None) -> BlockWriter:
+    def _writer(self, **of_computed: Any) -> BlockWriter:
         at_once = 1 if self.assignment.after_failure else self.config.sequences_per_part
 
         def on_durable(rows: Sequence[BlockRows], written_bytes: int) -> None:
@@ -264,8 +263,7 @@ class BlockWork:
             self._report_durable(blocks, written_bytes=written_bytes)
             self._units.mark_durable(item.block for item in rows)
 
-        folder = self.layout.parts_dir
-        return BlockWriter(folder, self.plan, at_once, reports=reports, cache=cache, on_durable=on_durable)
+        return BlockWriter(self.layout.parts_dir, self.plan, at_once, on_durable=on_durable, **of_computed)
 
     def _positions(self, block: int) -> IntArray:
         """Return the index positions of *block* that are to be computed."""

@@ -45,6 +45,7 @@ class BlockWriter:
         sequences_per_part: Sequences after which a part is written; 1 makes every block durable at once.
         reports: Takes progress and failed sequences; None reports nothing.
         cache: Keeps the rows as well.
+        processor: Computes the rows; empty where none does.
         on_durable: Called with blocks that have become durable, and the bytes of the part that holds them.
     """
 
@@ -56,6 +57,7 @@ class BlockWriter:
         *,
         reports: ReportPipe | None = None,
         cache: BlockCache | None = None,
+        processor: str = "",
         on_durable: Callable[[Sequence[BlockRows], int], None] = lambda *_: None,
     ) -> None:
         self.blocks = self.sequences = self.tokens = 0
@@ -64,6 +66,7 @@ class BlockWriter:
         self._sequences_per_part = sequences_per_part
         self._reports = reports
         self._cache = cache
+        self._computed_by = {"plan_fingerprint": plan.fingerprint, "processor": processor}
         self._on_durable = on_durable
         self._pending: list[BlockRows] = []
         self._last_s = time.monotonic()
@@ -109,7 +112,7 @@ class BlockWriter:
 
     def _flush(self) -> None:
         if self._pending:
-            path = write_part(self._folder, self._pending, plan_fingerprint=self._plan.fingerprint)
+            path = write_part(self._folder, self._pending, **self._computed_by)
             log.info("part.written", part=path.name, blocks=len(self._pending))
             self._on_durable(self._pending, path.stat().st_size)
             if self._cache is not None:

@@ -12,7 +12,7 @@ from __future__ import annotations
 from contextlib import suppress
 from dataclasses import dataclass, field
 from types import MappingProxyType
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import numpy as np
 import structlog
@@ -25,10 +25,9 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Container, Iterator, Mapping, Sequence
     from pathlib import Path
 
+    from virnucpro.arrays import IntArray
     from virnucpro.data.packing import BlockPlan
     from virnucpro.run_layout import RunLayout
-
-    IntArray = np.ndarray[Any, np.dtype[np.int64]]
 
 log = structlog.get_logger(__name__)
 

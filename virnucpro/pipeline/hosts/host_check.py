@@ -117,9 +117,7 @@ def _check_input(index: SequenceIndex) -> None:
                 what = f"has {size_bytes:,} bytes, but the run's input has {file.read_size_bytes:,}: it is another file"
                 raise HostCheckError(host_name(), path, what)
             if is_hashed and _sha256_of(Path(path)) != file.read_sha256:
-                raise HostCheckError(
-                    host_name(), path, "its content is not that of the run's input: it is another file"
-                )
+                raise HostCheckError(host_name(), path, other)
         except OSError as error:
             what = f"cannot be read ({error.strerror}): every host needs the input under the same path"
             raise HostCheckError(host_name(), path, what) from error

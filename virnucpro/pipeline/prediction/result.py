@@ -110,6 +110,7 @@ def close_prediction(
     if config.only_viral:
         manifest.notes.append(f"tables and tracks hold viral {manifest.sequences} alone (--only-viral)")
     manifest.notes += [f"{stage}: {note}" for stage in config.encoders for note in stages[stage].notes]
+    manifest.notes += manifest.processors_differ()
     if manifest.sample is not None and manifest.counts["contigs"]:
         at = 0 if config.fdr else len(manifest.notes)  # what was asked for may have no effect: that comes first
         manifest.notes[at:at] = sample_notes(manifest.sample, manifest.sequences, config.fdr)

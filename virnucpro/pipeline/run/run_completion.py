@@ -103,6 +103,7 @@ def close_run(
         num_truncated=aggregation.num_truncated,
         num_resplit_blocks=aggregation.num_resplit_blocks,
         num_cached_blocks=aggregation.num_cached_blocks,
+        processors=aggregation.processors,
         ranks=tuple(outcomes),
         stages_s=stages_s,
         noticed=noticed,
@@ -121,6 +122,7 @@ def close_run(
         "resplit_blocks": aggregation.num_resplit_blocks,
         "cached_blocks": aggregation.num_cached_blocks,
     }
+    manifest.processors = aggregation.processors
     manifest.promise = result.promise if aggregation.output_path is not None else None
     manifest.files = dict(aggregation.files)
     if layout.failed_sequences.exists():
@@ -168,6 +170,7 @@ def finished_result(run: PreparedRun, *, keep_shards: bool = False) -> RunResult
         num_truncated=counts["truncated"],
         num_resplit_blocks=counts.get("resplit_blocks", 0),  # folders of before these were counted have none
         num_cached_blocks=counts.get("cached_blocks", 0),
+        processors=manifest.processors,
         ranks=(),
         stages_s={},
         noticed={name: counts.get(name, 0) for name in (*COUNTED, *OF_FILES, "skipped", "windowed")},

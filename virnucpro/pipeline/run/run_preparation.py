@@ -44,12 +44,7 @@ from virnucpro.pipeline.work.recovery import Recovery
 from virnucpro.run_layout import RunLayout
 from virnucpro.store.manifest import RunManifest, read_object
 from virnucpro.store.parts import part_paths
-from virnucpro.store.results.forms import (
-    choose_result_form,
-    existing_results,
-    require_form,
-    result_of,
-)
+from virnucpro.store.results.forms import choose_result_form, existing_results, require_form, result_of
 from virnucpro.telemetry.snapshot import EmbeddingFacts
 from virnucpro.this_host import host_name
 
@@ -57,14 +52,12 @@ if TYPE_CHECKING:
     import threading
     from collections.abc import Callable, Sequence
 
+    from virnucpro.arrays import IntArray
     from virnucpro.config import RunLimits
     from virnucpro.pipeline.devices import Device
     from virnucpro.pipeline.plan.budget_probe import DeviceProbe
     from virnucpro.pipeline.work.worker_process import WorkerFunction
     from virnucpro.telemetry.embedding_telemetry import EmbeddingTelemetry
-
-    IntArray = np.ndarray[Any, np.dtype[np.int64]]
-
 
 log = structlog.get_logger(__name__)
 

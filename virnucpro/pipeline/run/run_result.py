@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
 from virnucpro.errors import ConfigurationError, ExitCode, OutputError, StoppedError, WorkersFailedError, printable
 from virnucpro.pipeline.failures import FailureClass, exit_code_of
+from virnucpro.this_host import processors_differ
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
@@ -37,6 +38,8 @@ class RunResult:
     """Blocks of the plan that were computed in pieces because they did not fit the device."""
     num_cached_blocks: int = 0
     """Blocks of the plan whose rows came from the embedding cache."""
+    processors: dict[str, list[str]] = field(default_factory=dict)
+    """What computed the rows."""
     ranks: tuple[Rank, ...]
     """How each rank went; empty when the folder held the finished result already."""
     stages_s: Mapping[str, float]
@@ -57,8 +60,9 @@ class RunResult:
 
     @property
     def promise(self) -> str:
-        """``bytes`` where every block was computed whole, so that another run gives them again; else ``tolerance``."""
-        return "tolerance" if self.num_resplit_blocks or self.num_cached_blocks else "bytes"
+        """``bytes`` where one processor computed every block whole, so that it gives them again; else ``tolerance``."""
+        differs = self.num_resplit_blocks or self.num_cached_blocks or len(self.processors) > 1
+        return "tolerance" if differs else "bytes"
 
     @property
     def failed_ranks(self) -> list[int]:
@@ -88,7 +92,8 @@ class RunResult:
             sequences = sum(rank.sequences_cached for rank in self.ranks)
             of_these = f" ({sequences:,} sequences in this start)" if sequences else ""
             notes.append(f"{self.num_cached_blocks:,} blocks came from the embedding cache{of_these}")
-        if self.promise == "tolerance":
+        notes += processors_differ(self.processors)
+        if self.num_resplit_blocks or self.num_cached_blocks:
             notes.append("so another run of this gives the same numbers within the tolerance, not the same bytes")
         notes.extend(sorted({printable(rank.cache_problem) for rank in self.ranks if rank.cache_problem is not None}))
         return notes
@@ -139,6 +144,7 @@ class RunResult:
             "truncated": self.num_truncated,
             "resplit_blocks": self.num_resplit_blocks,
             "cached_blocks": self.num_cached_blocks,
+            "processors": self.processors,
             "promise": self.promise,
             "failed_ranks": self.failed_ranks,
             "ranks": [outcome.to_json() for outcome in self.ranks],

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import time
 from dataclasses import asdict, dataclass, field
-from typing import TYPE_CHECKING, Protocol, TypeVar
+from typing import TYPE_CHECKING, Any, Protocol, TypeVar
 
 from virnucpro import durable
 from virnucpro.config import fingerprint
@@ -142,8 +142,8 @@ class StagedRun:
         counts: dict[str, int],
         *,
         seconds: float,
-        notes: Sequence[str] = (),
         was_done: bool = False,
+        **of_embedding: Any,
     ) -> None:
         """Note that a stage is done; *was_done*: by an earlier start."""
         self.manifest.stages[stage] = StageRecord(
@@ -151,7 +151,7 @@ class StagedRun:
             seconds=round(seconds, 3),
             files={self._relative(path): durable.sha256_of(path) for path in files},
             counts=counts,
-            notes=list(notes),
+            **of_embedding,
         )
         if not was_done:
             self.computed.append(stage)
@@ -166,7 +166,8 @@ class StagedRun:
             seconds, notes = before.seconds, before.notes
         if result.ranks:
             self.manifest.devices = [rank.device for rank in result.ranks]
-        self.record(stage, self.fingerprint, [], counts, seconds=seconds, notes=notes, was_done=before is not None)
+        known: dict[str, Any] = {"notes": list(notes), "processors": result.processors}
+        self.record(stage, self.fingerprint, [], counts, seconds=seconds, was_done=before is not None, **known)
 
     def _relative(self, path: Path) -> str:
         return path.relative_to(self.layout.output_dir).as_posix()

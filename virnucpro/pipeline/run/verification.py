@@ -22,6 +22,7 @@ from virnucpro.run_layout import PredictionLayout, RunLayout
 from virnucpro.store.contig_table import Call, read_contig_calls
 from virnucpro.store.manifest import COUNTED, FINISHED, PredictionManifest, RunManifest, read_manifest
 from virnucpro.store.results.forms import result_of
+from virnucpro.this_host import processors_differ
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
@@ -49,6 +50,8 @@ class Verification:
     """Everything that does not hold; empty for an intact run."""
     what: str = "sequences"
     """What the records are."""
+    notes: list[str] = field(default_factory=list)
+    """Why another run gives other bytes, a sentence each."""
 
 
 def verify_run(output_dir: Path) -> Verification:
@@ -77,7 +80,9 @@ def _verify_embedding(layout: RunLayout, manifest: RunManifest, *, remedy: str) 
         problems.append(f"{layout.manifest}: {rows} rows, {missing} missing and {skipped} skipped of {records} records")
     if not problems:  # HDF5 may never come back from a damaged file
         problems = _check_rows(layout, manifest, rows, remedy)
-    return Verification(manifest.state, records, rows, skipped, problems)
+    others = ["blocks were computed in pieces or cached: another run gives the same numbers, not the same bytes"]
+    notes = processors_differ(manifest.processors) or others * (manifest.promise == "tolerance")
+    return Verification(manifest.state, records, rows, skipped, problems, notes=notes)
 
 
 def _verify_prediction(layout: PredictionLayout, manifest: PredictionManifest) -> Verification:
@@ -106,7 +111,8 @@ def _verify_prediction(layout: PredictionLayout, manifest: PredictionManifest) -
             problems += [f"{problem} ({remedy})" for problem in found.problems]
     scored = f", {scored_frames:,} of {frames:,} open frames scored" if manifest.has_frames else ""
     what = f"{manifest.sequences}{scored}"
-    return Verification(manifest.state, contigs + skipped, contigs, skipped, problems, what=what)
+    notes = manifest.processors_differ()
+    return Verification(manifest.state, contigs + skipped, contigs, skipped, problems, what=what, notes=notes)
 
 
 def _verify_training(layout: RunLayout, manifest: TrainingManifest) -> Verification:

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from collections import deque
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import numpy as np
 
@@ -18,9 +18,8 @@ from virnucpro.pipeline.failures import FailureClass
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
+    from virnucpro.arrays import IntArray
     from virnucpro.telemetry.ranks import Rank
-
-    IntArray = np.ndarray[Any, np.dtype[np.int64]]
 
 PIECES_OF_A_SHARE = 8
 """A unit is this part of a device's share of the remaining work."""
