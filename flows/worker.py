@@ -29,6 +29,7 @@ import psutil
 
 from flows.run.metrics_by_default import TARGETS, serve_by_default
 from virnucpro.telemetry.metrics.exposition import remove_forgotten_targets
+from virnucpro.this_host import open_standard_streams
 
 GRACE_S = 25.0
 """Seconds for the runs to stop; workers of a run take at most ten."""
@@ -56,6 +57,7 @@ def main(arguments: Sequence[str]) -> int:
     def leave(_number: int, _frame: FrameType | None) -> None:
         raise _StopSignal
 
+    open_standard_streams()
     _say(f"metrics of runs: {serve_by_default()}")
     if folder := os.environ.get(TARGETS):
         with suppress(OSError):  # left by a killed worker

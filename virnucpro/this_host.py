@@ -1,9 +1,10 @@
-"""Names of this host and its processes that other hosts can interpret."""
+"""This process and its host: names that other hosts can interpret, and standard streams that are always open."""
 
 from __future__ import annotations
 
 import os
 import socket
+import sys
 from pathlib import Path
 
 HOST_NAME_VARIABLE = "VIRNUCPRO_HOST_NAME"
@@ -53,3 +54,12 @@ def is_gone(about: dict[str, object]) -> bool:
     """Whether a recorded process of our space has ended."""
     pid = about.get("pid")
     return not isinstance(pid, int) or pid <= 0 or process_started(pid) != about.get("started")
+
+
+def open_standard_streams() -> None:
+    """Open /dev/null for each standard stream that the caller closed: no file or pipe of ours gets its number."""
+    while (descriptor := os.open(os.devnull, os.O_RDWR)) <= 2:  # noqa: PLR2004  standard error
+        os.set_inheritable(descriptor, True)
+    os.close(descriptor)
+    sys.stdout = sys.stdout or os.fdopen(1, "w", closefd=False)
+    sys.stderr = sys.stderr or os.fdopen(2, "w", closefd=False)

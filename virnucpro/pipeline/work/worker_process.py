@@ -30,6 +30,7 @@ from typing import TYPE_CHECKING, Any
 from virnucpro.errors import ConfigurationError, ExitCode, VirNucProError, printable
 from virnucpro.pipeline.devices import VISIBLE_VARIABLE, Device
 from virnucpro.run_folders import worker_environment
+from virnucpro.this_host import open_standard_streams
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Iterator, Mapping
@@ -187,6 +188,7 @@ class WorkerProcess:
         name = importable_name(worker_fn)
         ctx: SpawnContext = multiprocessing.get_context("spawn")
         self._device = device
+        open_standard_streams()  # a pipe in place of one would be the child's
         self._connection, self._child_end = ctx.Pipe(duplex=False)
         self._childs_answers, self._answers = ctx.Pipe(duplex=False)
         self.process: SpawnProcess = ctx.Process(
