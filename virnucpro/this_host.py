@@ -58,7 +58,7 @@ def is_gone(about: dict[str, object]) -> bool:
 
 def open_standard_streams() -> None:
     """Open /dev/null for each standard stream that the caller closed: no file or pipe of ours gets its number."""
-    while (descriptor := os.open(os.devnull, os.O_RDWR)) <= 2:  # noqa: PLR2004  standard error
+    while (descriptor := os.open(os.devnull, os.O_RDWR)) <= 2:
         os.set_inheritable(descriptor, True)
     os.close(descriptor)
     sys.stdout = sys.stdout or os.fdopen(1, "w", closefd=False)

@@ -21,15 +21,17 @@ import urllib.request
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from contextvars import ContextVar
+from importlib.util import find_spec
 from typing import Any, cast
 
 from prefect import Flow
 from prefect.client.orchestration import SyncPrefectClient, get_client
+from prefect.context import SyncClientContext
 from prefect.exceptions import ParameterTypeError, PrefectSignal
 from prefect.logging.handlers import APILogWorker, PrefectConsoleHandler
 from prefect.settings import PREFECT_API_URL, PREFECT_CLIENT_MAX_RETRIES, get_current_settings, temporary_settings
 
-from virnucpro.errors import ConfigurationError, ExitCode, VirNucProError
+from virnucpro.errors import ConfigurationError, ExitCode, VirNucProError, printable
 
 IS_QUIET: ContextVar[bool] = ContextVar("IS_QUIET", default=False)
 """Whether the command shows errors and warnings only."""
@@ -97,13 +99,28 @@ def client_that_asks_once() -> Iterator[SyncPrefectClient]:
 
 @contextmanager
 def prefect_api() -> Iterator[None]:
-    """Ensure that there is an API: the configured one, or our own server until the block ends."""
+    """
+    Ensure that there is an API: the configured one, or our own server until the block ends.
+
+    Raises:
+        ConfigurationError: The configured one does not answer, or Prefect's home cannot be written.
+        ServerError: Our own did not start.
+    """
     if PREFECT_API_URL.value():
+        _check_configured_server()
         yield
         return
     settings = get_current_settings()
-    settings.home.mkdir(parents=True, exist_ok=True)  # for the server's database
-    with (settings.home / "virnucpro-server.lock").open("w") as starting:
+    try:
+        settings.home.mkdir(parents=True, exist_ok=True)  # for the server's database
+        lock = (settings.home / "virnucpro-server.lock").open("w")
+    except OSError as error:
+        raise ConfigurationError(
+            f"the Prefect server of this command keeps its database in {settings.home}, which cannot be written"
+            f" ({error.strerror}): set PREFECT_HOME to a folder that can be written"
+        ) from error
+    _reach_without_proxy("127.0.0.1")
+    with lock as starting:
         with suppress(OSError):  # a file system without locks
             fcntl.flock(starting, fcntl.LOCK_EX)  # of two servers that make one database at once, one fails
         port = _free_port()
@@ -122,6 +139,27 @@ def prefect_api() -> Iterator[None]:
             except subprocess.TimeoutExpired:
                 server.kill()
                 server.wait()
+
+
+def _check_configured_server() -> None:
+    """Connect as the flow will; ConfigurationError where the server does not answer."""
+    try:
+        with SyncClientContext.get_or_create():
+            pass
+    except Exception as error:
+        raise ConfigurationError(
+            f"{printable(str(error).splitlines()[0])}: start the server of PREFECT_API_URL, or unset"
+            " that (`prefect config view` tells where it is set) for a server of this command's own, or run without --flow"
+        ) from error
+
+
+def _reach_without_proxy(host: str) -> None:
+    """Have this process and its children go to *host* past the proxies of the site."""
+    hosts = os.environ.get("no_proxy") or os.environ.get("NO_PROXY") or host
+    os.environ["no_proxy"] = hosts if hosts == "*" or host in hosts.split(",") else f"{hosts},{host}"
+    for name, value in list(os.environ.items()):
+        if name.lower().endswith("_proxy") and value.startswith("socks") and find_spec("socksio") is None:
+            del os.environ[name]  # with which Prefect's client would not even be made
 
 
 def _start(port: int) -> subprocess.Popen[bytes]:

@@ -160,9 +160,22 @@ def _check_runner(runner: str) -> None:
         raise ConfigurationError(f"the runner {engine} needs the package {engine}: pip install 'virnucpro[{engine}]'")
 
 
+def _check_home() -> None:
+    """Raise ConfigurationError where Prefect, as it is imported, finds no home folder, and would not go without one."""
+    try:
+        Path.home()
+    except RuntimeError:
+        if not (home := os.environ.get("PREFECT_HOME")):
+            raise ConfigurationError(
+                "Prefect needs a folder, and this user has no home: set PREFECT_HOME to a folder that can be written"
+            ) from None
+        os.environ["HOME"] = home
+
+
 def run_as_flow(name: str, settings: RunSettings, *, is_quiet: bool, **parameters: Any) -> Any:
     """Run the Prefect flow *name* in this process with the same settings, and return its outcome."""
     _check_runner(settings.hardware.runner)
+    _check_home()
     beside_us = Path(__file__).parents[2] / INSTALLED_FLOWS
     flows = INSTALLED_FLOWS if beside_us.is_dir() else "flows"
     boxes = {field: getattr(settings, field) for field in type(settings).model_fields}
