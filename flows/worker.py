@@ -2,7 +2,7 @@
 ``prefect worker start`` for process workers that first stop their runs: ``python -m flows.worker --pool NAME``.
 
 Prefect's process worker ends within a second of SIGTERM, kills its runs and leaves them Running. This program runs it
-as a child. On SIGTERM or SIGINT (systemd, a container's end, SLURM's time limit) the worker is suspended, so that it
+as a child. On SIGTERM, SIGHUP or SIGINT (systemd, a container's end, SLURM's limit) the worker is suspended, so that it
 takes no more; each run gets SIGTERM and stops at a batch boundary; then the worker ends, and unfinished runs await
 another worker, which resumes them. A second signal does not wait for runs.
 
@@ -29,7 +29,7 @@ import psutil
 
 from flows.run.metrics_by_default import TARGETS, serve_by_default
 from virnucpro.telemetry.metrics.exposition import remove_forgotten_targets
-from virnucpro.this_host import open_standard_streams
+from virnucpro.this_host import open_standard_streams, terminating_signals
 
 GRACE_S = 25.0
 """Seconds for the runs to stop; workers of a run take at most ten."""
@@ -44,7 +44,7 @@ CLIENT_METRICS = "PREFECT_CLIENT_METRICS_ENABLED"
 _WORKER_LABEL = "prefect.worker.name"
 _PR_SET_PDEATHSIG = 1
 _POLL_S = 0.1
-_SIGNALS = (signal.SIGTERM, signal.SIGINT)
+_SIGNALS = (signal.SIGINT, *terminating_signals())
 
 
 class _StopSignal(BaseException):

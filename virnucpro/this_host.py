@@ -1,8 +1,9 @@
-"""This process and its host: names that other hosts can interpret, and standard streams that are always open."""
+"""This process and its host: names that other hosts can interpret, the signals that end it, its standard streams."""
 
 from __future__ import annotations
 
 import os
+import signal
 import socket
 import sys
 from pathlib import Path
@@ -54,6 +55,12 @@ def is_gone(about: dict[str, object]) -> bool:
     """Whether a recorded process of our space has ended."""
     pid = about.get("pid")
     return not isinstance(pid, int) or pid <= 0 or process_started(pid) != about.get("started")
+
+
+def terminating_signals() -> tuple[signal.Signals, ...]:
+    """Return what asks this process to end: SIGTERM, and SIGHUP unless the caller had it ignored, as nohup does."""
+    is_ignored = signal.getsignal(signal.SIGHUP) is signal.SIG_IGN
+    return (signal.SIGTERM,) if is_ignored else (signal.SIGTERM, signal.SIGHUP)
 
 
 def open_standard_streams() -> None:

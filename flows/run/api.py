@@ -32,6 +32,7 @@ from prefect.logging.handlers import APILogWorker, PrefectConsoleHandler
 from prefect.settings import PREFECT_API_URL, PREFECT_CLIENT_MAX_RETRIES, get_current_settings, temporary_settings
 
 from virnucpro.errors import ConfigurationError, ExitCode, VirNucProError, printable
+from virnucpro.this_host import terminating_signals
 
 IS_QUIET: ContextVar[bool] = ContextVar("IS_QUIET", default=False)
 """Whether the command shows errors and warnings only."""
@@ -148,8 +149,8 @@ def _check_configured_server() -> None:
             pass
     except Exception as error:
         raise ConfigurationError(
-            f"{printable(str(error).splitlines()[0])}: start the server of PREFECT_API_URL, or unset"
-            " that (`prefect config view` tells where it is set) for a server of this command's own, or run without --flow"
+            f"{printable(str(error).splitlines()[0])}: start the server of PREFECT_API_URL, or unset that"
+            " (`prefect config view` tells where it is set) for a server of this command's own, or run without --flow"
         ) from error
 
 
@@ -207,14 +208,14 @@ def _free_port() -> int:
 
 @contextmanager
 def _terminable() -> Iterator[None]:
-    """Let SIGTERM unwind the flow, so that workers and server are stopped on the way out, and end with its own code."""
+    """Let SIGTERM and SIGHUP unwind the flow, which stops workers and server on the way out, and end with 143."""
     signals: list[int] = []
 
     def leave(number: int, _frame: object) -> None:
         signals.append(number)
         raise SystemExit(int(ExitCode.TERMINATED))
 
-    before = signal.signal(signal.SIGTERM, leave)
+    before = {number: signal.signal(number, leave) for number in terminating_signals()}
     try:
         yield
     except Exception as error:
@@ -222,4 +223,5 @@ def _terminable() -> Iterator[None]:
             raise SystemExit(int(ExitCode.TERMINATED)) from error
         raise
     finally:
-        signal.signal(signal.SIGTERM, before)
+        for number, handler in before.items():
+            signal.signal(number, handler)

@@ -46,6 +46,8 @@ _MAX_SENTENCE_BYTES = 600
 """Most bytes of an error's text."""
 HEARTBEAT_INTERVAL_S = 1.0
 _PR_SET_PDEATHSIG = 1
+_OF_THE_GROUP = (signal.SIGINT, signal.SIGHUP)
+"""Signals with which a terminal reaches the whole process group: the parent decides, workers ignore them."""
 BLAS_VARIABLE = "OPENBLAS_NUM_THREADS"
 """Threads that numpy starts as it is loaded, else one a core, in each of as many workers; torch has its own setting."""
 TRIM_VARIABLE, DASKS_TRIM = "MALLOC_TRIM_THRESHOLD_", "65536"
@@ -105,8 +107,9 @@ def run_isolated(
     worker_args: tuple[Any, ...],
 ) -> None:
     """Run a worker function, given by module and name, in this freshly spawned process, then end the process."""
-    signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C reaches the whole group: the parent decides
-    signal.pthread_sigmask(signal.SIG_UNBLOCK, {signal.SIGINT})
+    for number in _OF_THE_GROUP:
+        signal.signal(number, signal.SIG_IGN)
+    signal.pthread_sigmask(signal.SIG_UNBLOCK, _OF_THE_GROUP)
     _end_with_parent()
     reports = ReportPipe(connection, answers)
     threading.Thread(target=_beat, args=(reports,), name="heartbeat", daemon=True).start()
@@ -199,8 +202,8 @@ class WorkerProcess:
 
     def start(self) -> None:
         """Start the process with its device as the only visible one; safe from any thread."""
-        # Ctrl-C reaches the whole process group: the child, which inherits this mask, unblocks it once it ignores it
-        mask = signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGINT})
+        # the child, which inherits this mask, unblocks them once it ignores them
+        mask = signal.pthread_sigmask(signal.SIG_BLOCK, _OF_THE_GROUP)
         try:
             changes = {
                 VISIBLE_VARIABLE: self._device.token,
