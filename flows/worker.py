@@ -9,7 +9,6 @@ another worker, which resumes them. A second signal does not wait for runs.
 All of it works around Prefect; CONTRIBUTING.md has the versions and issues, so that it can go.
 """
 
-import ctypes
 import os
 import signal
 import socket
@@ -28,6 +27,7 @@ from uuid import UUID
 import psutil
 
 from flows.run.metrics_by_default import TARGETS, serve_by_default
+from virnucpro.pipeline.work.worker_process import end_with_parent
 from virnucpro.telemetry.metrics.exposition import remove_forgotten_targets
 from virnucpro.this_host import open_standard_streams, terminating_signals
 
@@ -42,7 +42,6 @@ WORKER_GRACE_S = 15.0
 RUN_ID = "PREFECT__FLOW_RUN_ID"
 CLIENT_METRICS = "PREFECT_CLIENT_METRICS_ENABLED"
 _WORKER_LABEL = "prefect.worker.name"
-_PR_SET_PDEATHSIG = 1
 _POLL_S = 0.1
 _SIGNALS = (signal.SIGINT, *terminating_signals())
 
@@ -74,7 +73,7 @@ def main(arguments: Sequence[str]) -> int:
     worker = subprocess.Popen(
         command,
         start_new_session=True,  # Ctrl-C reaches only us
-        preexec_fn=_end_with_parent,  # noqa: PLW1509  there is one thread
+        preexec_fn=end_with_parent,  # noqa: PLW1509  there is one thread
     )
     runs: dict[str, int] = {}
     signalled: datetime | None = None
@@ -109,10 +108,6 @@ def _option(arguments: Sequence[str], *names: str) -> str | None:
         if option.startswith(f"{names[0]}="):
             return option.removeprefix(f"{names[0]}=")
     return None
-
-
-def _end_with_parent() -> None:
-    ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGTERM)
 
 
 def _halt(worker: int) -> dict[str, int]:

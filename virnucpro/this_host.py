@@ -68,5 +68,5 @@ def open_standard_streams() -> None:
     while (descriptor := os.open(os.devnull, os.O_RDWR)) <= 2:
         os.set_inheritable(descriptor, True)
     os.close(descriptor)
-    sys.stdout = sys.stdout or os.fdopen(1, "w", closefd=False)
-    sys.stderr = sys.stderr or os.fdopen(2, "w", closefd=False)
+    sys.stdout = sys.stdout or Path(os.devnull).open("w")  # noqa: SIM115  for the rest of the process
+    sys.stderr = sys.stderr or Path(os.devnull).open("w")  # noqa: SIM115

@@ -8,7 +8,6 @@ the errors and the signals of the plain command.
 What of it works around Prefect is in CONTRIBUTING.md, with versions and issues.
 """
 
-import ctypes
 import fcntl
 import logging
 import os
@@ -32,6 +31,7 @@ from prefect.logging.handlers import APILogWorker, PrefectConsoleHandler
 from prefect.settings import PREFECT_API_URL, PREFECT_CLIENT_MAX_RETRIES, get_current_settings, temporary_settings
 
 from virnucpro.errors import ConfigurationError, ExitCode, VirNucProError, printable
+from virnucpro.pipeline.work.worker_process import end_with_parent
 from virnucpro.this_host import terminating_signals
 
 IS_QUIET: ContextVar[bool] = ContextVar("IS_QUIET", default=False)
@@ -40,7 +40,6 @@ REQUEST_TIMEOUT_S = 10.0
 """Seconds for one answer of the API."""
 LOG_DRAIN_S = 10.0
 """Seconds that the last log lines have to reach the API."""
-_PR_SET_PDEATHSIG = 1
 _STOP_S = 10.0
 # What these imports make lives as long as the server: the garbage collector would look through it again and again, for
 # a third of the CPU time that the server's start costs.
@@ -100,15 +99,17 @@ def client_that_asks_once() -> Iterator[SyncPrefectClient]:
 
 @contextmanager
 def prefect_api() -> Iterator[None]:
-    """
-    Ensure that there is an API: the configured one, or our own server until the block ends.
-
-    Raises:
-        ConfigurationError: The configured one does not answer, or Prefect's home cannot be written.
-        ServerError: Our own did not start.
-    """
+    """Ensure that there is an API: the configured one, which has to answer, or our own server until the block ends."""
     if PREFECT_API_URL.value():
-        _check_configured_server()
+        try:
+            with SyncClientContext.get_or_create():  # as the flow will
+                pass
+        except Exception as error:
+            raise ConfigurationError(
+                f"{printable((str(error) or repr(error)).splitlines()[0])}: start the server of PREFECT_API_URL, or"
+                " unset that (`prefect config view` tells where it is set) for a server of this command's own, or go"
+                " without --flow"
+            ) from error
         yield
         return
     settings = get_current_settings()
@@ -142,18 +143,6 @@ def prefect_api() -> Iterator[None]:
                 server.wait()
 
 
-def _check_configured_server() -> None:
-    """Connect as the flow will; ConfigurationError where the server does not answer."""
-    try:
-        with SyncClientContext.get_or_create():
-            pass
-    except Exception as error:
-        raise ConfigurationError(
-            f"{printable(str(error).splitlines()[0])}: start the server of PREFECT_API_URL, or unset that"
-            " (`prefect config view` tells where it is set) for a server of this command's own, or run without --flow"
-        ) from error
-
-
 def _reach_without_proxy(host: str) -> None:
     """Have this process and its children go to *host* past the proxies of the site."""
     hosts = os.environ.get("no_proxy") or os.environ.get("NO_PROXY") or host
@@ -171,7 +160,7 @@ def _start(port: int) -> subprocess.Popen[bytes]:
         ],
         env={**os.environ, **_SERVER_SETTINGS},
         start_new_session=True,
-        preexec_fn=_end_with_parent,  # noqa: PLW1509  there is one thread yet
+        preexec_fn=end_with_parent,  # noqa: PLW1509  there is one thread yet
     )
 
 
@@ -181,10 +170,6 @@ def _show_warnings_only() -> None:
         if isinstance(handler, PrefectConsoleHandler):
             handler.addFilter(lambda record: record.levelno >= logging.WARNING)
             handler.setFormatter(logging.Formatter("%(asctime)s  %(message)s", "%H:%M:%S"))
-
-
-def _end_with_parent() -> None:
-    ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGTERM)
 
 
 def _wait_until_healthy(url: str, server: subprocess.Popen[bytes], timeout_s: float) -> None:

@@ -111,3 +111,52 @@ def test_the_temporary_server_is_reached_past_all_proxies_without_a_home(tmp_pat
     run = ended(embed(proteins, tmp_path / "out", "--flow"), variables=variables, without=["HOME", *without_prefect()])
     assert run.returncode == 0, run.stderr
     assert "20 of 20 sequences" in run.stdout
+
+
+IN_A_POOL = """
+import multiprocessing, sys, virnucpro
+from virnucpro.errors import ConfigurationError
+
+def embed(fasta, out):
+    try:
+        return len(virnucpro.embed_fasta(fasta, out))
+    except ConfigurationError as error:
+        return f"{int(error.exit_code)} {error}"
+
+if __name__ == "__main__":
+    with multiprocessing.Pool(1) as pool:
+        print(pool.apply(embed, sys.argv[1:]))
+"""
+
+
+def test_a_worker_of_a_pool_is_told_that_it_cannot_start_workers(tmp_path, proteins):
+    (tmp_path / "pool.py").write_text(IN_A_POOL)
+    run = ended([sys.executable, str(tmp_path / "pool.py"), str(proteins), str(tmp_path / "out")])
+    assert run.stdout.startswith("78 a daemonic process, "), run.stdout + run.stderr
+    assert "ProcessPoolExecutor" in run.stdout
+    assert "Traceback" not in run.stderr
+    assert not list((tmp_path / "out").glob("shard_*.h5"))
+
+
+@pytest.mark.parametrize(("stem_bytes", "code"), [(245, 65), (230, 0)])
+def test_names_of_inputs_are_refused_only_where_an_output_of_that_name_would_be_too_long(tmp_path, stem_bytes, code):
+    contigs = tmp_path / ("n" * stem_bytes + ".fa")
+    letters = random.Random(1).choices("ACGT", k=600)
+    contigs.write_text(f">c\n{''.join(letters)}\n")
+    run = ended(command("predict", contigs, "-o", tmp_path / "out", "--cascade", "off", "--devices", "cpu"))
+    assert run.returncode == code, run.stderr
+    if code:
+        assert "their names would be too long: shorten its name by 15 bytes" in run.stderr
+        assert not (tmp_path / "out" / "run.json").exists(), "nothing was computed"
+
+
+@pytest.mark.may_skip
+@pytest.mark.parametrize("options", ["ro,size=4k", "size=4k"])
+def test_loader_processes_without_shared_memory_name_it(tmp_path, proteins, options):
+    unshare = ["unshare", "-m", "/bin/sh", "-c", f'mount -t tmpfs -o {options} none /dev/shm && exec "$@"', "sh"]
+    if ended([*unshare, "true"]).returncode:
+        pytest.skip("needs a mount namespace of its own: be root")
+    run = ended([*unshare, *embed(proteins, tmp_path / "out", "--loader-processes", "2")])
+    assert run.returncode == 78, run.stderr
+    assert "/dev/shm" in run.stderr.splitlines()[-1]
+    assert "--loader-processes 0" in run.stderr.splitlines()[-1]

@@ -167,9 +167,7 @@ def _check_home() -> None:
         Path.home()
     except RuntimeError:
         if not (home := os.environ.get("PREFECT_HOME")):
-            raise ConfigurationError(
-                "Prefect needs a folder, and this user has no home: set PREFECT_HOME to a folder that can be written"
-            ) from None
+            raise ConfigurationError("no home folder: set PREFECT_HOME to a folder that can be written") from None
         os.environ["HOME"] = home
 
 

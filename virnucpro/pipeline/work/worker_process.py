@@ -110,7 +110,7 @@ def run_isolated(
     for number in _OF_THE_GROUP:
         signal.signal(number, signal.SIG_IGN)
     signal.pthread_sigmask(signal.SIG_UNBLOCK, _OF_THE_GROUP)
-    _end_with_parent()
+    _end_worker_with_parent()
     reports = ReportPipe(connection, answers)
     threading.Thread(target=_beat, args=(reports,), name="heartbeat", daemon=True).start()
     exit_code = 0
@@ -148,7 +148,12 @@ def _check_isolation(device: Device) -> None:
         )
 
 
-def _end_with_parent() -> None:
+def end_with_parent(number: int = signal.SIGTERM) -> None:
+    """Have the kernel send this process a signal when the thread that started it ends."""
+    ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, number)
+
+
+def _end_worker_with_parent() -> None:
     """
     End this process when the one that started it is gone.
 
@@ -156,7 +161,7 @@ def _end_with_parent() -> None:
     by the thread that started us, which waits for us as long as we run (``run_rank``). A parent that was gone before
     the kernel was asked is seen by a thread.
     """
-    ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
+    end_with_parent(signal.SIGKILL)
     threading.Thread(target=_end_after_parent, name="end-with-parent", daemon=True).start()
 
 
@@ -202,8 +207,7 @@ class WorkerProcess:
 
     def start(self) -> None:
         """Start the process with its device as the only visible one; safe from any thread."""
-        # the child, which inherits this mask, unblocks them once it ignores them
-        mask = signal.pthread_sigmask(signal.SIG_BLOCK, _OF_THE_GROUP)
+        mask = signal.pthread_sigmask(signal.SIG_BLOCK, _OF_THE_GROUP)  # inherited, until the child ignores them
         try:
             changes = {
                 VISIBLE_VARIABLE: self._device.token,
