@@ -33,6 +33,7 @@ from prometheus_client.core import GaugeMetricFamily
 from prometheus_client.registry import Collector
 
 from virnucpro.telemetry.metrics.exposition import METRICS_PATH, MetricsServer
+from virnucpro.this_host import terminating_signals
 
 PORT = 4202
 """Beside the server's 4200; 4201 is Prefect's own for metrics of clients."""
@@ -46,7 +47,7 @@ ENDED_WITHIN = timedelta(hours=1)
 PAGE = 200
 """Flow runs that the API gives at once."""
 
-_ENDING = {signal.SIGTERM, signal.SIGINT}
+_ENDING = {signal.SIGINT, *terminating_signals()}
 
 WAITING = ("scheduled", "late", "retrying")
 STATES = (*WAITING, "pending", "running", "cancelling", "paused")

@@ -2,14 +2,13 @@
 ``prefect worker start`` for process workers that first stop their runs: ``python -m flows.worker --pool NAME``.
 
 Prefect's process worker ends within a second of SIGTERM, kills its runs and leaves them Running. This program runs it
-as a child. On SIGTERM or SIGINT (systemd, a container's end, SLURM's time limit) the worker is suspended, so that it
+as a child. On SIGTERM, SIGHUP or SIGINT (systemd, a container's end, SLURM's limit) the worker is suspended, so that it
 takes no more; each run gets SIGTERM and stops at a batch boundary; then the worker ends, and unfinished runs await
 another worker, which resumes them. A second signal does not wait for runs.
 
 All of it works around Prefect; CONTRIBUTING.md has the versions and issues, so that it can go.
 """
 
-import ctypes
 import os
 import signal
 import socket
@@ -28,7 +27,9 @@ from uuid import UUID
 import psutil
 
 from flows.run.metrics_by_default import TARGETS, serve_by_default
+from virnucpro.pipeline.work.worker_process import end_with_parent
 from virnucpro.telemetry.metrics.exposition import remove_forgotten_targets
+from virnucpro.this_host import open_standard_streams, terminating_signals
 
 GRACE_S = 25.0
 """Seconds for the runs to stop; workers of a run take at most ten."""
@@ -41,9 +42,8 @@ WORKER_GRACE_S = 15.0
 RUN_ID = "PREFECT__FLOW_RUN_ID"
 CLIENT_METRICS = "PREFECT_CLIENT_METRICS_ENABLED"
 _WORKER_LABEL = "prefect.worker.name"
-_PR_SET_PDEATHSIG = 1
 _POLL_S = 0.1
-_SIGNALS = (signal.SIGTERM, signal.SIGINT)
+_SIGNALS = (signal.SIGINT, *terminating_signals())
 
 
 class _StopSignal(BaseException):
@@ -56,6 +56,7 @@ def main(arguments: Sequence[str]) -> int:
     def leave(_number: int, _frame: FrameType | None) -> None:
         raise _StopSignal
 
+    open_standard_streams()
     _say(f"metrics of runs: {serve_by_default()}")
     if folder := os.environ.get(TARGETS):
         with suppress(OSError):  # left by a killed worker
@@ -72,7 +73,7 @@ def main(arguments: Sequence[str]) -> int:
     worker = subprocess.Popen(
         command,
         start_new_session=True,  # Ctrl-C reaches only us
-        preexec_fn=_end_with_parent,  # noqa: PLW1509  there is one thread
+        preexec_fn=end_with_parent,  # noqa: PLW1509  there is one thread
     )
     runs: dict[str, int] = {}
     signalled: datetime | None = None
@@ -107,10 +108,6 @@ def _option(arguments: Sequence[str], *names: str) -> str | None:
         if option.startswith(f"{names[0]}="):
             return option.removeprefix(f"{names[0]}=")
     return None
-
-
-def _end_with_parent() -> None:
-    ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGTERM)
 
 
 def _halt(worker: int) -> dict[str, int]:

@@ -22,6 +22,7 @@ from virnucpro.commands.grouped_help import GroupedCommand
 from virnucpro.commands.output import guard_standard_output, ignoring_closed_output
 from virnucpro.errors import BadInputError, ExitCode, VirNucProError, WorkersFailedError, printable
 from virnucpro.telemetry.show.standard_error import StandardError
+from virnucpro.this_host import open_standard_streams
 
 if TYPE_CHECKING:
     from collections.abc import MutableMapping
@@ -77,6 +78,7 @@ def _not_loaded() -> None:
 
 def main() -> None:
     """Run the command line; the one boundary where an error becomes a sentence and an exit code."""
+    open_standard_streams()
     gc.set_threshold(50_000, 20, 20)  # objects mostly stay: to look as often as by default takes a tenth more time
     asked = _asked()
     if asked not in _LOGS_NOTHING and COMPLETE not in os.environ:

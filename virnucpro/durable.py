@@ -46,7 +46,7 @@ _being_written: set[str] = set()
 def temporary_name(path: Path) -> Iterator[Path]:
     """Yield a name beside *path* with the mark of its run; a file left under it is removed."""
     mark = run_folders.mark_of(path.parent) or _NO_RUN
-    temporary = path.with_name(f".{path.name}.{mark}.{os.getpid()}.{secrets.token_hex(4)}.tmp")
+    temporary = path.with_name(f".{path.name[:40]}.{mark}.{os.getpid()}.{secrets.token_hex(4)}.tmp")
     _being_written.add(temporary.name)
     try:
         yield temporary

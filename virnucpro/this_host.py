@@ -1,9 +1,11 @@
-"""Names of this host and its processes that other hosts can interpret."""
+"""This process and its host: names that other hosts can interpret, the signals that end it, its standard streams."""
 
 from __future__ import annotations
 
 import os
+import signal
 import socket
+import sys
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -76,3 +78,18 @@ def is_gone(about: dict[str, object]) -> bool:
     """Whether a recorded process of our space has ended."""
     pid = about.get("pid")
     return not isinstance(pid, int) or pid <= 0 or process_started(pid) != about.get("started")
+
+
+def terminating_signals() -> tuple[signal.Signals, ...]:
+    """Return what asks this process to end: SIGTERM, and SIGHUP unless the caller had it ignored, as nohup does."""
+    is_ignored = signal.getsignal(signal.SIGHUP) is signal.SIG_IGN
+    return (signal.SIGTERM,) if is_ignored else (signal.SIGTERM, signal.SIGHUP)
+
+
+def open_standard_streams() -> None:
+    """Open /dev/null for each standard stream that the caller closed: no file or pipe of ours gets its number."""
+    while (descriptor := os.open(os.devnull, os.O_RDWR)) <= 2:
+        os.set_inheritable(descriptor, True)
+    os.close(descriptor)
+    sys.stdout = sys.stdout or Path(os.devnull).open("w")  # noqa: SIM115  for the rest of the process
+    sys.stderr = sys.stderr or Path(os.devnull).open("w")  # noqa: SIM115

@@ -8,7 +8,6 @@ the errors and the signals of the plain command.
 What of it works around Prefect is in CONTRIBUTING.md, with versions and issues.
 """
 
-import ctypes
 import fcntl
 import logging
 import os
@@ -21,16 +20,20 @@ import urllib.request
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from contextvars import ContextVar
+from importlib.util import find_spec
 from typing import Any, cast
 
 from prefect import Flow
 from prefect.client.orchestration import SyncPrefectClient, get_client
+from prefect.context import SyncClientContext
 from prefect.exceptions import ParameterTypeError, PrefectSignal
 from prefect.logging.handlers import APILogWorker, PrefectConsoleHandler
 from prefect.settings import PREFECT_API_URL, PREFECT_CLIENT_MAX_RETRIES, get_current_settings, temporary_settings
 
-from virnucpro.errors import ConfigurationError, ExitCode, VirNucProError
+from virnucpro.errors import ConfigurationError, ExitCode, VirNucProError, printable
+from virnucpro.pipeline.work.worker_process import end_with_parent
 from virnucpro.run_folders import only_regular
+from virnucpro.this_host import terminating_signals
 
 IS_QUIET: ContextVar[bool] = ContextVar("IS_QUIET", default=False)
 """Whether the command shows errors and warnings only."""
@@ -38,7 +41,6 @@ REQUEST_TIMEOUT_S = 10.0
 """Seconds for one answer of the API."""
 LOG_DRAIN_S = 10.0
 """Seconds that the last log lines have to reach the API."""
-_PR_SET_PDEATHSIG = 1
 _STOP_S = 10.0
 # What these imports make lives as long as the server: the garbage collector would look through it again and again, for
 # a third of the CPU time that the server's start costs.
@@ -98,13 +100,30 @@ def client_that_asks_once() -> Iterator[SyncPrefectClient]:
 
 @contextmanager
 def prefect_api() -> Iterator[None]:
-    """Ensure that there is an API: the configured one, or our own server until the block ends."""
+    """Ensure that there is an API: the configured one, which has to answer, or our own server until the block ends."""
     if PREFECT_API_URL.value():
+        try:
+            with SyncClientContext.get_or_create():  # as the flow will
+                pass
+        except Exception as error:
+            raise ConfigurationError(
+                f"{printable((str(error) or repr(error)).splitlines()[0])}: start the server of PREFECT_API_URL, or"
+                " unset that (`prefect config view` tells where it is set) for a server of this command's own, or go"
+                " without --flow"
+            ) from error
         yield
         return
     settings = get_current_settings()
-    settings.home.mkdir(parents=True, exist_ok=True)  # for the server's database
-    with open(settings.home / "virnucpro-server.lock", "w", opener=only_regular) as starting:
+    try:
+        settings.home.mkdir(parents=True, exist_ok=True)  # for the server's database
+        lock = os.fdopen(only_regular(f"{settings.home}/virnucpro-server.lock", os.O_WRONLY | os.O_CREAT), "w")
+    except OSError as error:
+        raise ConfigurationError(
+            f"the Prefect server of this command keeps its database in {settings.home}, which cannot be written"
+            f" ({error.strerror}): set PREFECT_HOME to a folder that can be written"
+        ) from error
+    _reach_without_proxy("127.0.0.1")
+    with lock as starting:
         with suppress(OSError):  # a file system without locks
             fcntl.flock(starting, fcntl.LOCK_EX)  # of two servers that make one database at once, one fails
         port = _free_port()
@@ -125,6 +144,15 @@ def prefect_api() -> Iterator[None]:
                 server.wait()
 
 
+def _reach_without_proxy(host: str) -> None:
+    """Have this process and its children go to *host* past the proxies of the site."""
+    hosts = os.environ.get("no_proxy") or os.environ.get("NO_PROXY") or host
+    os.environ["no_proxy"] = hosts if hosts == "*" or host in hosts.split(",") else f"{hosts},{host}"
+    for name, value in list(os.environ.items()):
+        if name.lower().endswith("_proxy") and value.startswith("socks") and find_spec("socksio") is None:
+            del os.environ[name]  # with which Prefect's client would not even be made
+
+
 def _start(port: int) -> subprocess.Popen[bytes]:
     return subprocess.Popen(
         [
@@ -133,7 +161,7 @@ def _start(port: int) -> subprocess.Popen[bytes]:
         ],
         env={**os.environ, **_SERVER_SETTINGS},
         start_new_session=True,
-        preexec_fn=_end_with_parent,  # noqa: PLW1509  there is one thread yet
+        preexec_fn=end_with_parent,  # noqa: PLW1509  there is one thread yet
     )
 
 
@@ -143,10 +171,6 @@ def _show_warnings_only() -> None:
         if isinstance(handler, PrefectConsoleHandler):
             handler.addFilter(lambda record: record.levelno >= logging.WARNING)
             handler.setFormatter(logging.Formatter("%(asctime)s  %(message)s", "%H:%M:%S"))
-
-
-def _end_with_parent() -> None:
-    ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGTERM)
 
 
 def _wait_until_healthy(url: str, server: subprocess.Popen[bytes], timeout_s: float) -> None:
@@ -170,14 +194,14 @@ def _free_port() -> int:
 
 @contextmanager
 def _terminable() -> Iterator[None]:
-    """Let SIGTERM unwind the flow, so that workers and server are stopped on the way out, and end with its own code."""
+    """Let SIGTERM and SIGHUP unwind the flow, which stops workers and server on the way out, and end with 143."""
     signals: list[int] = []
 
     def leave(number: int, _frame: object) -> None:
         signals.append(number)
         raise SystemExit(int(ExitCode.TERMINATED))
 
-    before = signal.signal(signal.SIGTERM, leave)
+    before = {number: signal.signal(number, leave) for number in terminating_signals()}
     try:
         yield
     except Exception as error:
@@ -185,4 +209,5 @@ def _terminable() -> Iterator[None]:
             raise SystemExit(int(ExitCode.TERMINATED)) from error
         raise
     finally:
-        signal.signal(signal.SIGTERM, before)
+        for number, handler in before.items():
+            signal.signal(number, handler)

@@ -1,5 +1,5 @@
 """
-Row 21: SIGTERM and Ctrl-C, once and twice, to the parent alone and to the whole group.
+Row 21: SIGTERM, Ctrl-C and a terminal that closes (SIGHUP), once and twice, to the parent alone and to the whole group.
 
 The first signal stops the run at a batch boundary, the second one at once; either way no process is left, and the same
 command continues to the bytes of an undisturbed run. The flow's are in ``tests/flows/test_flow_command.py``.
@@ -39,7 +39,7 @@ from virnucpro.store.locks.run_lock import RunLock
 from virnucpro.store.parts import BlockRows, write_part
 
 GRACE_S = RunLimits().stop_grace_s
-CODES = {signal.SIGINT: 130, signal.SIGTERM: 143}
+CODES = {signal.SIGINT: 130, signal.SIGTERM: 143, signal.SIGHUP: 143}
 
 
 @pytest.fixture(scope="module")
@@ -89,6 +89,7 @@ def check_it_continues(command, proteins, out):
     ("number", "to_the_group"),
     [
         (signal.SIGINT, True),
+        (signal.SIGHUP, True),
         pytest.param(signal.SIGTERM, False, marks=pytest.mark.slow),
         pytest.param(signal.SIGTERM, True, marks=[pytest.mark.slow, pytest.mark.long]),
         pytest.param(signal.SIGINT, False, marks=[pytest.mark.slow, pytest.mark.long]),
@@ -124,6 +125,19 @@ def test_a_second_signal_does_not_wait_for_a_batch_that_hangs(tmp_path, proteins
     assert "stopped at once: start the same command again to continue" in command.errors()
     assert json.loads((out / "run.json").read_text())["state"] == "stopped"
     check_it_continues(command, proteins, out)
+
+
+def test_under_nohup_a_terminal_that_closes_stops_nothing(tmp_path, proteins):
+    command = hash_command(tmp_path, proteins[0], slow_s=0.1)
+    before = signal.signal(signal.SIGHUP, signal.SIG_IGN)  # which the command inherits
+    try:
+        with command.running(tmp_path / "out", workers=2) as process:
+            wait_until(lambda: list(tmp_path.glob("out/work/parts/part_*.h5")), what="a part")
+            os.killpg(process.pid, signal.SIGHUP)
+            assert process.wait(DEADLINE_S) == 0, command.errors()
+    finally:
+        signal.signal(signal.SIGHUP, before)
+    assert (tmp_path / "out" / "embeddings.h5").read_bytes() == proteins[2]
 
 
 def test_a_time_limit_stops_the_run_and_the_same_command_continues_it(tmp_path, proteins):

@@ -25,6 +25,7 @@ pytestmark = [pytest.mark.slow, pytest.mark.long]  # each starts a server of its
     [
         (signal.SIGINT, True, 130),
         (signal.SIGTERM, False, 143),
+        (signal.SIGHUP, True, 143),
         (signal.SIGKILL, False, -9),
     ],
 )

@@ -218,7 +218,7 @@ def test_a_view_that_is_stuck_does_not_keep_the_run_from_ending(tmp_path, fasta,
     assert time.monotonic() - began_s < 45
 
 
-@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM, signal.SIGHUP])
 def test_a_signal_ends_the_wait_for_the_last_scrape_and_nothing_else(tmp_path, monkeypatch, number):
     assert signal.getsignal(signal.SIGTERM) is signal.SIG_DFL
     layout = RunLayout(tmp_path)

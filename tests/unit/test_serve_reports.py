@@ -305,7 +305,7 @@ def command(*arguments, **environ):
     )
 
 
-@pytest.mark.parametrize(("number", "code"), [(signal.SIGTERM, 143), (signal.SIGINT, 130)])
+@pytest.mark.parametrize(("number", "code"), [(signal.SIGTERM, 143), (signal.SIGHUP, 143), (signal.SIGINT, 130)])
 def test_the_command_serves_the_roots_of_the_environment_until_a_signal(place, number, code):
     roots = os.pathsep.join(map(str, [place / "root", "", place / "outside"]))
     process = command("--port", "0", VIRNUCPRO_DATA_ROOTS=roots)

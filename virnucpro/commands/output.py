@@ -37,9 +37,6 @@ class _StandardOutput(io.FileIO):
 
 def guard_standard_output() -> None:
     """Make every print raise ``OutputError`` when the output cannot be written."""
-    if sys.stdout is None:  # closed by the caller
-        sys.stdout = Path(os.devnull).open("w")  # noqa: SIM115  for the rest of the process
-        return
     try:
         raw = _StandardOutput(sys.stdout.fileno(), "w", closefd=False)
     except (OSError, ValueError):  # in memory

@@ -20,6 +20,7 @@ from virnucpro.pipeline.hardware.device_claim import claim_for
 from virnucpro.telemetry.metrics.options import metrics_options
 from virnucpro.telemetry.run_telemetry import RunTelemetry
 from virnucpro.telemetry.show.progress import DownloadProgress, say, terminal_view
+from virnucpro.this_host import terminating_signals
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
@@ -78,7 +79,7 @@ def report(
 
 class _Interrupts:
     """
-    Stops workers at a batch boundary on the first SIGINT or SIGTERM, or at the time limit; ends at once on the second.
+    Stops workers at a batch boundary on the first SIGINT, SIGTERM or SIGHUP, or at the time limit; at once on the second.
 
     Without workers (while the input is read or the result merged) the first signal ends the run. A context manager, for
     the main thread.
@@ -97,7 +98,7 @@ class _Interrupts:
         self._before: dict[int, Any] = {}
 
     def __enter__(self) -> Self:
-        for number in (signal.SIGINT, signal.SIGTERM, signal.SIGALRM):
+        for number in (signal.SIGINT, signal.SIGALRM, *terminating_signals()):
             self._before[number] = signal.signal(number, self._handle)
         signal.setitimer(signal.ITIMER_REAL, self._time_limit_minutes * 60)
         return self
@@ -111,8 +112,8 @@ class _Interrupts:
         return TimeLimitError(self._time_limit_minutes) if self._first == signal.SIGALRM else StoppedError(self._first)
 
     def _handle(self, number: int, _frame: object) -> None:
-        if number == signal.SIGALRM and self._first is not None:
-            return  # it is stopping already
+        if number in {signal.SIGALRM, signal.SIGHUP} and self._first is not None:
+            return  # it is stopping already; of a terminal that closes, shell and kernel both send SIGHUP
         if self._first not in {None, signal.SIGALRM}:
             with suppress(OSError):
                 os.write(2, b"\nstopped at once: start the same command again to continue\n")
@@ -162,9 +163,20 @@ def _check_runner(runner: str) -> None:
         raise ConfigurationError(f"the runner {engine} needs the package {engine}: pip install 'virnucpro[{engine}]'")
 
 
+def _check_home() -> None:
+    """Raise ConfigurationError where Prefect, as it is imported, finds no home folder, and would not go without one."""
+    try:
+        Path.home()
+    except RuntimeError:
+        if not (home := os.environ.get("PREFECT_HOME")):
+            raise ConfigurationError("no home folder: set PREFECT_HOME to a folder that can be written") from None
+        os.environ["HOME"] = home
+
+
 def run_as_flow(name: str, settings: RunSettings, *, is_quiet: bool, **parameters: Any) -> Any:
     """Run the Prefect flow *name* in this process with the same settings, and return its outcome."""
     _check_runner(settings.hardware.runner)
+    _check_home()
     beside_us = Path(__file__).parents[2] / INSTALLED_FLOWS
     flows = INSTALLED_FLOWS if beside_us.is_dir() else "flows"
     boxes = {field: getattr(settings, field) for field in type(settings).model_fields}

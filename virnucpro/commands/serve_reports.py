@@ -13,6 +13,7 @@ import typer
 from virnucpro.allowed_roots import DATA_ROOTS
 from virnucpro.commands.options import output_folder
 from virnucpro.errors import ConfigurationError, ExitCode, printable
+from virnucpro.this_host import terminating_signals
 
 PORT = 4201
 """Beside Prefect's 4200."""
@@ -51,7 +52,8 @@ def serve_reports(
     def end(_number: int, _frame: object) -> None:
         raise SystemExit(int(ExitCode.TERMINATED))
 
-    signal.signal(signal.SIGTERM, end)
+    for number in terminating_signals():
+        signal.signal(number, end)
     shown = f"[{server.server_name}]" if ":" in server.server_name else server.server_name
     under = ", ".join(printable(root) for root in server.files.roots)
     print(f"reports under {under}: http://{shown}:{server.server_port}/", flush=True)

@@ -8,6 +8,7 @@ tokens, S sequences of the batch, W windows of them (S where each sequence is on
 from __future__ import annotations
 
 import logging
+import multiprocessing
 from dataclasses import dataclass, replace
 from functools import cache
 from itertools import accumulate
@@ -18,7 +19,7 @@ import torch
 from torch.utils.data import DataLoader
 
 from virnucpro.data.packing import count_windows, windows_of
-from virnucpro.errors import SequenceError
+from virnucpro.errors import ConfigurationError, SequenceError
 from virnucpro.spans import PACKING, TOKENISING, loader_start, span
 
 if TYPE_CHECKING:
@@ -219,6 +220,13 @@ def create_async_dataloader(
         loader_processes: Processes that read and tokenise ahead; 0 loads in this process.
         pin_memory: Return page-locked tensors (GPUs only).
     """
+    if loader_processes:
+        try:
+            _like_the_loaders = [multiprocessing.get_context("spawn").Event() for _ in range(loader_processes + 2)]
+        except OSError as error:
+            raise ConfigurationError(
+                f"loader processes need room in /dev/shm ({error.strerror}): enlarge it, or use --loader-processes 0"
+            ) from error
     return DataLoader(
         dataset,  # type: ignore[arg-type]  # map-style by protocol: `data` imports torch here only
         batch_sampler=batches,  # type: ignore[arg-type]  # it takes any sequences of numbers, not only lists

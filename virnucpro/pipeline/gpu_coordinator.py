@@ -119,7 +119,7 @@ class GPUProcessCoordinator:
         outcomes: Rank -> how it went so far.
 
     Raises:
-        ConfigurationError: No rank, or not one device a rank.
+        ConfigurationError: No rank, not one device a rank, or a daemonic process, which cannot have children.
         DeviceError: More ranks than visible devices.
     """
 
@@ -134,6 +134,11 @@ class GPUProcessCoordinator:
         stop: threading.Event | None = None,
         policy: RetryPolicy | None = None,
     ) -> None:
+        if multiprocessing.current_process().daemon:
+            raise ConfigurationError(
+                "a daemonic process, as multiprocessing.Pool and Celery have them, cannot start workers: "
+                "use concurrent.futures.ProcessPoolExecutor or a thread"
+            )
         if world_size < 1:
             raise ConfigurationError(f"world_size is {world_size}: it must be at least 1")
         self.world_size = world_size

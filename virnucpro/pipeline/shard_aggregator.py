@@ -348,8 +348,9 @@ def _mapped(path: Path, num_rows: int) -> IntArray:
 
 def _restored(about: Mapping[str, Any], kept: Path) -> SealedBlocks:
     """Return a source whose rows can be read; which blocks it holds is no longer needed."""
-    of = about["kept_of"]
-    kept_rows = None if of is None else np.unpackbits(np.fromfile(kept, np.uint8), count=of).astype(np.bool_)
+    of, kept_rows = about["kept_of"], None
+    if of is not None:
+        kept_rows = np.unpackbits(np.frombuffer(run_folders.read_bytes(kept), np.uint8), count=of).astype(np.bool_)
     return SealedBlocks(
         path=Path(about["path"]),
         plan_fingerprint="",
@@ -359,9 +360,7 @@ def _restored(about: Mapping[str, Any], kept: Path) -> SealedBlocks:
         offset_bytes=about["offset_bytes"],
         seal=bytes.fromhex(about["seal"]),
         processors={},
-        kept_rows=None
-        if kept_of is None
-        else np.unpackbits(np.frombuffer(run_folders.read_bytes(kept), np.uint8), count=kept_of).astype(np.bool_),
+        kept_rows=kept_rows,
     )
 
 

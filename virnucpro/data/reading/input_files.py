@@ -132,7 +132,7 @@ def make_readable(
         is_bam = file_format is InputFormat.BAM
         lacks_end = packing is GZIP and os.pread(descriptor, len(BAM_END), at_end) != BAM_END
         if is_bam and lacks_end:
-            raise _unusable(name, "truncated BAM: it has no end-of-file block", _COPY_AGAIN)
+            raise unusable(name, "truncated BAM: it has no end-of-file block", _COPY_AGAIN)
         is_bgzip = os.pread(descriptor, len(_BGZIP), _BGZIP_AT) == _BGZIP
         given_bytes, given_sha256 = hash_content(descriptor)
         unpacked = unpack_dir.absolute() / f"{given_sha256}.fasta"
@@ -176,7 +176,7 @@ def _sniffed(
     head = _head(_blocks(descriptor, name, max_unpacked_bytes, packing))
     if packing is not None and (inner := packing_of(head)) is not None:
         what = f"{inner.name} inside {packing.name}, not FASTA"
-        raise _unusable(name, what, f"unpack it with: {packing.program} FILE")
+        raise unusable(name, what, f"unpack it with: {packing.program} FILE")
     return _format_of(head, name, kind), packing
 
 
@@ -190,18 +190,18 @@ def open_regular(path: str) -> Iterator[int]:
         PathNotAllowedError: The name leads outside the allowed folders.
     """
     if path == STDIN:
-        raise _unusable(path, "only the commands predict and embed read standard input", _SAVE_FIRST)
+        raise unusable(path, "only the commands predict and embed read standard input", _SAVE_FIRST)
     try:
         descriptor = os.open(path, os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC)
     except (OSError, ValueError) as error:
         what = (error.strerror if isinstance(error, OSError) else None) or str(error)
-        raise _unusable(path, what, "check the name and the permissions") from error
+        raise unusable(path, what, "check the name and the permissions") from error
     try:
         mode = os.fstat(descriptor).st_mode
         if stat.S_ISDIR(mode):
-            raise _unusable(path, os.strerror(errno.EISDIR), "name the FASTA files in it")
+            raise unusable(path, os.strerror(errno.EISDIR), "name the FASTA files in it")
         if not stat.S_ISREG(mode):
-            raise _unusable(path, "not a regular file (a pipe, socket or device)", _SAVE_FIRST)
+            raise unusable(path, "not a regular file (a pipe, socket or device)", _SAVE_FIRST)
         check_open(descriptor, path)
         yield descriptor
     finally:
@@ -244,39 +244,40 @@ def stream_blocks(file: BinaryIO, name: str, max_unpacked_bytes: int, packing: P
         try:
             block = next(blocks, b"")
         except EOFError as error:
-            raise _unusable(name, f"truncated {packing.name}", _COPY_AGAIN) from error
+            raise unusable(name, f"truncated {packing.name}", _COPY_AGAIN) from error
         except UNPACKING_ERRORS as error:
-            raise _unusable(name, f"damaged {packing.name} ({error})", _COPY_AGAIN) from error
+            raise unusable(name, f"damaged {packing.name} ({error})", _COPY_AGAIN) from error
         if not block:
             return
         unpacked_bytes += len(block)
         if unpacked_bytes > max_unpacked_bytes:
             what = f"{packing.name} that unpacks to more than {max_unpacked_bytes} bytes"
-            raise _unusable(name, what, f"unpack it yourself with {packing.program}, if you trust it")
+            raise unusable(name, what, f"unpack it yourself with {packing.program}, if you trust it")
         yield block
 
 
 def _format_of(head: bytes, name: str, kind: SequenceKind) -> InputFormat:
     for start, what, remedy in _FORMATS:
         if start.match(head):
-            raise _unusable(name, f"{what}, not FASTA", remedy)
+            raise unusable(name, f"{what}, not FASTA", remedy)
     if head.startswith(BAM_MAGIC):
         if kind is SequenceKind.PROTEIN:
-            raise _unusable(name, "BAM, not FASTA", "convert it with: samtools fasta FILE > NEW_FILE")
+            raise unusable(name, "BAM, not FASTA", "convert it with: samtools fasta FILE > NEW_FILE")
         return InputFormat.BAM
     text = head.removeprefix(UTF8_BOM)
     if b"\r" in text and b"\n" not in text:
-        raise _unusable(name, "CR line ends", "convert them with: tr '\\r' '\\n' < FILE > NEW_FILE", line=1)
+        raise unusable(name, "CR line ends", "convert them with: tr '\\r' '\\n' < FILE > NEW_FILE", line=1)
     text = text.lstrip()
     if text.startswith(b"@"):
         if kind is SequenceKind.PROTEIN:
             line = 1 + head[: -len(text)].count(b"\n")
-            raise _unusable(name, "FASTQ, not FASTA", "convert it with: seqtk seq -A FILE > NEW_FILE", line=line)
+            raise unusable(name, "FASTQ, not FASTA", "convert it with: seqtk seq -A FILE > NEW_FILE", line=line)
         return InputFormat.FASTQ
     if not text.startswith(b">") and b"\0" in text:
-        raise _unusable(name, "binary data, not FASTA", "name a FASTA file")
+        raise unusable(name, "binary data, not FASTA", "name a FASTA file")
     return InputFormat.FASTA
 
 
-def _unusable(path: str, what: str, remedy: str, *, line: int | None = None) -> BadInputError:
+def unusable(path: str, what: str, remedy: str, *, line: int | None = None) -> BadInputError:
+    """Return the error of one problem of an input file."""
     return BadInputError([InputProblem(path, line, what, remedy)])

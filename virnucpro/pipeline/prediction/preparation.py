@@ -19,7 +19,7 @@ from virnucpro.calls.score_files import ScoreReader, map_scores
 from virnucpro.choices import CASCADE_OFF, Keep, TableFormat, WrittenGenes
 from virnucpro.data.index.file import content_is_intact
 from virnucpro.data.reading.compressed import SUFFIXES
-from virnucpro.data.reading.input_files import holds_reads, input_name
+from virnucpro.data.reading.input_files import holds_reads, input_name, unusable
 from virnucpro.data.sequence_index import SequenceIndex
 from virnucpro.errors import ConfigurationError, OutputError, SettingsChangedError, printable
 from virnucpro.pipeline.prediction.sample import refuse_unknown_fdr
@@ -137,6 +137,7 @@ def prepare_prediction(
     if earlier is not None and earlier.settings == settings and not restart:
         config, notices = _continued(layout, config, earlier.output_settings)
     outputs = _outputs(layout, stems, config)
+    _refuse_long_names(layout, outputs, input_files)
     _refuse_to_overwrite_inputs(layout, outputs, input_files)
 
     def indexed() -> SequenceIndex:
@@ -247,6 +248,15 @@ def _outputs(layout: PredictionLayout, stems: Sequence[str], config: PredictionC
     frames = [path(stem) for stem in stems for path in (layout.nucleotide_frames, layout.protein_frames)]
     chunks = [layout.chunks(stem, config.chunk_nt) for stem in stems] if config.keep_chunks else []
     return sorted(path.name for path in [*results, *frames, *chunks])
+
+
+def _refuse_long_names(layout: PredictionLayout, outputs: Sequence[str], input_files: Sequence[str | Path]) -> None:
+    """Raise ``BadInputError`` where a file named after an input would have more bytes than a name can have."""
+    excess = max(len(os.fsencode(name)) for name in outputs) - os.pathconf(layout.output_dir, "PC_NAME_MAX")
+    if excess > 0:
+        path = str(max(input_files, key=lambda one: len(os.fsencode(Path(one).name))))
+        what = "outputs are named after it, and their names would be too long"
+        raise unusable(path, what, f"shorten its name by {excess} bytes")
 
 
 def _refuse_to_overwrite_inputs(

@@ -30,6 +30,7 @@ from typing import TYPE_CHECKING, Any
 from virnucpro.errors import ConfigurationError, ExitCode, VirNucProError, printable
 from virnucpro.pipeline.devices import VISIBLE_VARIABLE, Device
 from virnucpro.run_folders import worker_environment
+from virnucpro.this_host import open_standard_streams
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Iterator, Mapping
@@ -45,6 +46,8 @@ _MAX_SENTENCE_BYTES = 600
 """Most bytes of an error's text."""
 HEARTBEAT_INTERVAL_S = 1.0
 _PR_SET_PDEATHSIG = 1
+_OF_THE_GROUP = (signal.SIGINT, signal.SIGHUP)
+"""Signals with which a terminal reaches the whole process group: the parent decides, workers ignore them."""
 BLAS_VARIABLE = "OPENBLAS_NUM_THREADS"
 """Threads that numpy starts as it is loaded, else one a core, in each of as many workers; torch has its own setting."""
 TRIM_VARIABLE, DASKS_TRIM = "MALLOC_TRIM_THRESHOLD_", "65536"
@@ -104,9 +107,10 @@ def run_isolated(
     worker_args: tuple[Any, ...],
 ) -> None:
     """Run a worker function, given by module and name, in this freshly spawned process, then end the process."""
-    signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C reaches the whole group: the parent decides
-    signal.pthread_sigmask(signal.SIG_UNBLOCK, {signal.SIGINT})
-    _end_with_parent()
+    for number in _OF_THE_GROUP:
+        signal.signal(number, signal.SIG_IGN)
+    signal.pthread_sigmask(signal.SIG_UNBLOCK, _OF_THE_GROUP)
+    _end_worker_with_parent()
     reports = ReportPipe(connection, answers)
     threading.Thread(target=_beat, args=(reports,), name="heartbeat", daemon=True).start()
     exit_code = 0
@@ -144,7 +148,12 @@ def _check_isolation(device: Device) -> None:
         )
 
 
-def _end_with_parent() -> None:
+def end_with_parent(number: int = signal.SIGTERM) -> None:
+    """Have the kernel send this process a signal when the thread that started it ends."""
+    ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, number)
+
+
+def _end_worker_with_parent() -> None:
     """
     End this process when the one that started it is gone.
 
@@ -152,7 +161,7 @@ def _end_with_parent() -> None:
     by the thread that started us, which waits for us as long as we run (``run_rank``). A parent that was gone before
     the kernel was asked is seen by a thread.
     """
-    ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
+    end_with_parent(signal.SIGKILL)
     threading.Thread(target=_end_after_parent, name="end-with-parent", daemon=True).start()
 
 
@@ -187,6 +196,7 @@ class WorkerProcess:
         name = importable_name(worker_fn)
         ctx: SpawnContext = multiprocessing.get_context("spawn")
         self._device = device
+        open_standard_streams()  # a pipe in place of one would be the child's
         self._connection, self._child_end = ctx.Pipe(duplex=False)
         self._childs_answers, self._answers = ctx.Pipe(duplex=False)
         self.process: SpawnProcess = ctx.Process(
@@ -197,8 +207,7 @@ class WorkerProcess:
 
     def start(self) -> None:
         """Start the process with its device as the only visible one; safe from any thread."""
-        # Ctrl-C reaches the whole process group: the child, which inherits this mask, unblocks it once it ignores it
-        mask = signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGINT})
+        mask = signal.pthread_sigmask(signal.SIG_BLOCK, _OF_THE_GROUP)  # inherited, until the child ignores them
         try:
             changes = {
                 VISIBLE_VARIABLE: self._device.token,

@@ -32,7 +32,7 @@ from virnucpro.bounded_server import BoundedHandler, BoundedServer
 from virnucpro.errors import OutputError
 from virnucpro.run_folders import only_regular
 from virnucpro.telemetry.show.progress import say
-from virnucpro.this_host import host_name
+from virnucpro.this_host import host_name, terminating_signals
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -183,18 +183,17 @@ def wait_for_last_scrape(server: MetricsServer, *, is_quiet: bool) -> None:
 
 @contextmanager
 def _ended_by_signals() -> Iterator[None]:
-    """Let Ctrl-C, or a SIGTERM that would end the process, end the block and nothing else."""
-    takes_sigterm = (
-        threading.current_thread() is threading.main_thread() and signal.getsignal(signal.SIGTERM) is signal.SIG_DFL
-    )
-    if takes_sigterm:
-        signal.signal(signal.SIGTERM, signal.default_int_handler)
+    """Let Ctrl-C, or a SIGTERM or SIGHUP that would end the process, end the block and nothing else."""
+    is_main = threading.current_thread() is threading.main_thread()
+    taken = [one for one in terminating_signals() if is_main and signal.getsignal(one) is signal.SIG_DFL]
+    for number in taken:
+        signal.signal(number, signal.default_int_handler)
     try:
         with suppress(KeyboardInterrupt):
             yield
     finally:
-        if takes_sigterm:
-            signal.signal(signal.SIGTERM, signal.SIG_DFL)
+        for number in taken:
+            signal.signal(number, signal.SIG_DFL)
 
 
 class TargetFile:
