@@ -66,6 +66,7 @@ _ANY = {
     "seconds",
     "tokens_per_second",
     "attention_kernel",
+    "processor",
 }
 
 
@@ -107,6 +108,8 @@ def manifest_of(folder: Path) -> str:
     manifest = json.loads((folder / "run.json").read_text())
 
     def plain(name: str, value: object) -> object:
+        if name == "processors" and value:
+            return "text"
         if isinstance(value, dict):
             return {key: plain(key, item) for key, item in value.items()}
         if isinstance(value, float) or name == "pids":

@@ -438,3 +438,15 @@ def test_what_makes_no_sense_costs_one_warning_and_nothing_else():
     computes(run, 0, 0)
     durable(run, 0, 0)
     assert run.snapshot().rows == 5
+
+
+def test_hosts_whose_processors_differ_are_named_once_when_the_second_one_begins():
+    told = []
+    run = two_ranks(on_failure=told.append)
+    for rank, host, processor in [(0, "node-1", "CPU with AVX2"), (1, "node-2", "CPU with AVX512")] * 2:
+        say(run, rank, {"kind": "placed", "host": host, "device": "cpu"})
+        assert bool(told) is (run.ranks[1].processor is not None)
+        say(run, rank, {"kind": "model_loaded", "seconds": 1.0, "processor": processor})
+    (line,) = told
+    assert "different processors (CPU with AVX2 on node-1; CPU with AVX512 on node-2)" in line
+    assert run.ranks[1].to_json()["processor"] == "CPU with AVX512"

@@ -27,6 +27,7 @@ from virnucpro.store.parts import (
     write_shard,
 )
 from virnucpro.store.schema import BlockOrigin
+from virnucpro.this_host import MOST_HOSTS, merged_processors
 
 
 def block(number, num_sequences=3, width=4, first=None):
@@ -193,6 +194,34 @@ def test_blocks_that_do_not_add_up_to_the_rows_are_refused(tmp_path):
         durable.write_bytes(tmp_path / "forged.h5", (tmp_path / "open.h5").read_bytes(), seal=True)
         with pytest.raises(ResultError, match="add up"):
             SealedBlocks.open(tmp_path / "forged.h5")
+
+
+def test_a_shard_names_the_processors_and_hosts_of_all_its_parts(tmp_path, monkeypatch):
+    for number, (host, processor) in enumerate([("b", "x"), ("a", "x"), ("a", "y"), ("c", "")]):
+        monkeypatch.setenv("VIRNUCPRO_HOST_NAME", host)
+        write_part(tmp_path, [block(number)], plan_fingerprint="p", processor=processor)
+    sources = [SealedBlocks.open(path) for path in part_paths(tmp_path)]
+    assert [source.processors for source in sources] == [{"x": ["b"]}, {"x": ["a"]}, {"y": ["a"]}, {}]
+    write_shard(tmp_path / "shard_0.h5", sources, plan_fingerprint="p", hidden_dim=4)
+    assert SealedBlocks.open(tmp_path / "shard_0.h5").processors == {"x": ["a", "b"], "y": ["a"]}
+
+
+def test_the_hosts_of_a_thousand_parts_fit_into_a_shard(tmp_path):
+    hosts = [f"node-{number:04d}" for number in range(1000)]
+    source = SealedBlocks.open(write_part(tmp_path, [block(0)], plan_fingerprint="p"))
+    sources = [replace(source, processors={"x": [host]}) for host in hosts]
+    assert merged_processors(source.processors for source in sources) == {"x": hosts[:MOST_HOSTS]}
+
+
+@pytest.mark.parametrize("processors", ["", "[1]", '{"x": 1}', "{" * 99_999, b"\xff", 7])
+def test_processors_that_are_none_are_refused(tmp_path, processors):
+    path = write_part(tmp_path, [block(0)], plan_fingerprint="p")
+    (tmp_path / "open.h5").write_bytes(path.read_bytes()[: -durable.SEAL_BYTES])
+    with h5py.File(tmp_path / "open.h5", "r+") as file:
+        file.attrs["processors"] = processors[: 1 << 15] if isinstance(processors, str) else processors
+    durable.write_bytes(tmp_path / "forged.h5", (tmp_path / "open.h5").read_bytes(), seal=True)
+    with pytest.raises(ResultError):
+        SealedBlocks.open(tmp_path / "forged.h5")
 
 
 @pytest.mark.parametrize("origin", [-1, 3])
