@@ -243,7 +243,7 @@ def check_seal(path: Path) -> bytes:
 def seal_of(descriptor: int) -> bytes | None:
     """Return the sha256 in the trailer of an open file, None without a trailer."""
     size = os.fstat(descriptor).st_size
-    trailer = os.pread(descriptor, SEAL_BYTES, max(0, size - SEAL_BYTES))
+    trailer = run_folders.read_at(descriptor, SEAL_BYTES, max(0, size - SEAL_BYTES))
     return trailer[len(SEAL_MAGIC) :] if size >= SEAL_BYTES and trailer.startswith(SEAL_MAGIC) else None
 
 

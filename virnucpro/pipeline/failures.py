@@ -14,7 +14,15 @@ import threading
 from enum import StrEnum
 from pathlib import Path
 
-from virnucpro.errors import ConfigurationError, ExitCode, OutputError, StoppedError, VirNucProError
+from virnucpro.errors import (
+    ConfigurationError,
+    ExitCode,
+    OutputError,
+    StoppedError,
+    VirNucProError,
+    error_number,
+    is_of_memory,
+)
 
 
 class FailureClass(StrEnum):
@@ -72,7 +80,6 @@ def exit_code_of(failure: FailureClass) -> ExitCode:
 def classify_error(error: BaseException) -> FailureClass:
     """Return the class of an exception that is no device's, by its type."""
     by_type = (
-        (MemoryError, FailureClass.HOST_OUT_OF_MEMORY),
         ((ImportError, ConfigurationError), FailureClass.CONFIGURATION),
         (StoppedError, FailureClass.STOPPED),
         (OutputError, FailureClass.CANNOT_WRITE),
@@ -80,7 +87,9 @@ def classify_error(error: BaseException) -> FailureClass:
     for kinds, failure in by_type:
         if isinstance(error, kinds):
             return failure
-    if isinstance(error, OSError) and error.errno in {errno.ENOSPC, errno.EDQUOT, errno.EROFS}:
+    if is_of_memory(error):
+        return FailureClass.HOST_OUT_OF_MEMORY
+    if error_number(error) in {errno.ENOSPC, errno.EDQUOT, errno.EROFS}:
         return FailureClass.CANNOT_WRITE
     if isinstance(error, VirNucProError) and error.exit_code is ExitCode.BAD_INPUT:
         return FailureClass.BAD_INPUT

@@ -18,7 +18,15 @@ import numpy as np
 from virnucpro import durable
 from virnucpro.data.reading.input_files import hash_content, input_name, open_regular
 from virnucpro.data.sequence_index import SequenceIndex
-from virnucpro.errors import BadInputError, DiskSpaceError, OutputError, ResultError, SettingsChangedError, StoppedError
+from virnucpro.errors import (
+    BadInputError,
+    DiskSpaceError,
+    OutputError,
+    ResultError,
+    SettingsChangedError,
+    StoppedError,
+    of_surroundings,
+)
 from virnucpro.run_layout import RunLayout
 from virnucpro.store import schema
 from virnucpro.store.locks.run_lock import RunLock
@@ -56,11 +64,23 @@ def running(layout: FolderLayout, telemetry: RunTelemetry | None) -> Iterator[tu
     """
     run_id = new_run_id()
     with (
+        _surroundings_named(layout.output_dir),
         RunTelemetry(views=[QuietView()]) if telemetry is None else nullcontext(telemetry) as shown,
         RunLock(layout.lock, run_id=run_id),
         shown.running(layout, run_id),
     ):
         yield run_id, shown
+
+
+@contextmanager
+def _surroundings_named(place: Path) -> Iterator[None]:
+    """Raise SurroundingsError where memory, a disk or a limit fails without a type of ours."""
+    try:
+        yield
+    except Exception as error:
+        if (found := of_surroundings(error, place)) is not None:
+            raise found from error
+        raise
 
 
 @contextmanager

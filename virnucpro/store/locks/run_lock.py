@@ -105,14 +105,15 @@ class RunLock:
             self._release_lease()
             with suppress(OSError):  # no locks here
                 fcntl.flock(self._descriptor, fcntl.LOCK_UN)  # also for a child between fork and exec
-            os.close(self._descriptor)
+            with suppress(OSError):  # what ends the run is the reason to tell
+                os.close(self._descriptor)
             self._descriptor = None
 
     def _lock(self, descriptor: int) -> None:
         try:
             has_locks = try_lock(descriptor)
         except BlockingIOError as error:
-            holder = os.pread(descriptor, 4096, 0).decode("utf-8", "replace").strip()
+            holder = run_folders.read_at(descriptor, 4096, 0).decode("utf-8", "replace").strip()
             raise RunLockedError(self.path.parent, holder or "holder unknown") from error
         except OSError as error:
             raise OutputError(self.path, error.strerror or str(error)) from error
@@ -125,7 +126,7 @@ class RunLock:
             self._lease = lease
 
     def _name_holder(self, descriptor: int) -> None:
-        found = _MARK.search(os.pread(descriptor, 4096, 0))
+        found = _MARK.search(run_folders.read_at(descriptor, 4096, 0))
         self._mark = found[1].decode() if found else secrets.token_hex(8)
         since = datetime.now(UTC).isoformat(timespec="seconds")
         about = {"host": host_name(), "pid": os.getpid(), "run_id": self.run_id, "since": since, "mark": self._mark}
