@@ -7,6 +7,8 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 from numpy.typing import NDArray
 
+from virnucpro.durable import surroundings_named
+
 if TYPE_CHECKING:
     from pathlib import Path
 
@@ -18,8 +20,6 @@ ByteArray = NDArray[np.uint8]
 
 
 def mapped(path: Path, dtype: Any, *shape: int) -> NDArray[Any]:
-    """Map a file as a read-only array, by default of one dimension and with all its bytes; OSError names the file."""
-    try:
+    """Map a file as a read-only array, by default all of it in one dimension; SurroundingsError where that fails."""
+    with surroundings_named(path):
         return np.memmap(path, dtype, "r", shape=shape or None)
-    except OSError as error:
-        raise OSError(error.errno, error.strerror, str(path)) from error

@@ -96,21 +96,17 @@ def main() -> None:
     except Exception as failure:  # noqa: BLE001  what is no defect of ours ends in a sentence
         error = failure if isinstance(failure, VirNucProError) else of_surroundings(failure)
         if error is None:
-            _report_defect()
+            traceback.print_exc()
+            print(
+                f"virnucpro {virnucpro.__version__}: this is a defect; finished work is kept. Report the lines above, "
+                "the command and the folder logs of OUT in the issue tracker of the repository that you installed from",
+                file=sys.stderr,
+            )
             _leave(ExitCode.INTERNAL)
         text = str(error) if isinstance(error, BadInputError) else f"virnucpro: {error}"
         lines = text.split("\n") if isinstance(error, BadInputError | WorkersFailedError) else [text]
         print("\n".join(map(printable, lines)), file=sys.stderr)  # a path may hold anything
         _leave(error.exit_code)
-
-
-def _report_defect() -> None:
-    traceback.print_exc()
-    print(
-        f"virnucpro {virnucpro.__version__}: this is a defect; finished work is kept. Report the lines above, the"
-        " command and the folder logs of OUT in the issue tracker of the repository that you installed from",
-        file=sys.stderr,
-    )
 
 
 def _asked() -> str:

@@ -406,10 +406,10 @@ class TimeLimitError(StoppedError):
 
 _OF_MEMORY = re.compile(r"an(?:no|')t allocate memory|failed to map segment|can't start new thread|bad_alloc")
 """What the loader, torch and Python say of memory, in errors that have no number."""
-_OF_HDF5 = re.compile(r"filename = '(?P<file>[^']*)'.*?errno = (?P<number>\d+)", re.DOTALL)
+_OF_HDF5 = re.compile(r"filename = '([^']*)'.*?errno = (\d+)", re.DOTALL)
 _LIMITS = (errno.EMFILE, errno.ENFILE)
-_DISK = (errno.EIO, errno.ENOSPC, errno.EDQUOT, errno.EROFS, errno.EFBIG, errno.EACCES, errno.EPERM, errno.ENOLCK)
-_DISK += (errno.ESTALE, errno.ENODEV, errno.ENXIO, errno.ETIMEDOUT, errno.EREMOTEIO)
+_DISK = {errno.EIO, errno.ENOSPC, errno.EDQUOT, errno.EROFS, errno.EFBIG, errno.EACCES, errno.EPERM, errno.ENOLCK}
+_DISK |= {errno.ESTALE, errno.ENODEV, errno.ENXIO}
 
 
 class SurroundingsError(VirNucProError):
@@ -421,41 +421,41 @@ class SurroundingsError(VirNucProError):
         super().__init__(f"{where}{printable(what)}: {remedy}, then start the same command again")
 
 
-def _cause(error: BaseException) -> BaseException:
-    """Return what the system raised where one of our files could not be read."""
-    return error.__cause__ or error if isinstance(error, ResultError | IndexFormatError) else error
+def _of_system(error: BaseException) -> tuple[BaseException, int | None, str]:
+    """Return what the system raised, its number, and the file; HDF5 only writes these into its text."""
+    if isinstance(error, ResultError | IndexFormatError | SurroundingsError) and error.__cause__ is not None:
+        cause, number, path = _of_system(error.__cause__)
+        return cause, number, path or error.path
+    path, number = getattr(error, "filename", None) or "", getattr(error, "errno", None)
+    found = _OF_HDF5.search(str(error))
+    return (error, number, str(path)) if found is None else (error, int(found[2]), found[1])
 
 
 def error_number(error: BaseException) -> int | None:
-    """Return the system's number of an error, also of one that HDF5 only writes out; None where it has none."""
-    error = _cause(error)
-    found = _OF_HDF5.search(str(error))
-    return int(found["number"]) if found else getattr(error, "errno", None)
+    """Return the system's number of an error, None where it has none."""
+    return _of_system(error)[1]
 
 
 def is_of_memory(error: BaseException) -> bool:
     """Whether memory ran out, of this machine or within its limit."""
-    error = _cause(error)
-    is_numbered = error_number(error) in {errno.ENOMEM, errno.EAGAIN}
-    return isinstance(error, MemoryError) or is_numbered or bool(_OF_MEMORY.search(str(error)))
+    cause, number, _ = _of_system(error)
+    if isinstance(cause, VirNucProError):
+        return False
+    return isinstance(cause, MemoryError) or number == errno.ENOMEM or bool(_OF_MEMORY.search(str(cause)))
 
 
 def of_surroundings(error: BaseException, place: str | Path = "") -> SurroundingsError | None:
     """Return *error* with cause, file (*place* where it has none) and exit code; None where it is typed or a defect."""
-    place = getattr(error, "path", place)
-    error = _cause(error)
-    if isinstance(error, VirNucProError):
-        return None
-    number, found = error_number(error), _OF_HDF5.search(str(error))
-    path = found["file"] if found else getattr(error, "filename", None) or place
+    cause, number, path = _of_system(error)
     if is_of_memory(error):
-        said = str(error).strip().rpartition("\n")[2] or type(error).__name__
+        said = str(cause).strip().rpartition("\n")[2] or type(cause).__name__
         remedy = "allow more memory (ulimit -v, the job's limit), or use fewer --workers and --threads"
-        return SurroundingsError(path, f"out of memory ({said})", remedy, ExitCode.CONFIGURATION)
+        return SurroundingsError(path or place, f"out of memory ({said})", remedy, ExitCode.CONFIGURATION)
+    what = os.strerror(number or 0)
     if number in _LIMITS:
-        return SurroundingsError(path, os.strerror(number), "raise ulimit -n", ExitCode.CONFIGURATION)
+        return SurroundingsError(path or place, what, "raise ulimit -n", ExitCode.CONFIGURATION)
     if number in _DISK:
-        return SurroundingsError(path, os.strerror(number), "check this disk", ExitCode.CANNOT_WRITE)
+        return SurroundingsError(path or place, what, "check this disk", ExitCode.CANNOT_WRITE)
     return None
 
 

@@ -130,7 +130,7 @@ def chosen_faults(job: Job, count: int, chooser: random.Random) -> list[Fault]:
 
 
 def violations(job: Job, fault: Fault, out: Path, wanted: object) -> tuple[bool, list[str]]:
-    """Run with the fault, and again without where it did not end complete; return whether it landed, and what is wrong."""
+    """Run with the fault, and again without unless it ended complete; return whether it landed, and what is wrong."""
     code, said, _, failed = job.run(out, fault)
     found = []
     codes = {0} if fault.error in HARMLESS else {0, 73} if fault.call in WRITING else CODES

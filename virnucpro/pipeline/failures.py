@@ -14,15 +14,7 @@ import threading
 from enum import StrEnum
 from pathlib import Path
 
-from virnucpro.errors import (
-    ConfigurationError,
-    ExitCode,
-    OutputError,
-    StoppedError,
-    VirNucProError,
-    error_number,
-    is_of_memory,
-)
+from virnucpro.errors import ExitCode, StoppedError, error_number, is_of_memory
 
 
 class FailureClass(StrEnum):
@@ -78,22 +70,17 @@ def exit_code_of(failure: FailureClass) -> ExitCode:
 
 
 def classify_error(error: BaseException) -> FailureClass:
-    """Return the class of an exception that is no device's, by its type."""
-    by_type = (
-        ((ImportError, ConfigurationError), FailureClass.CONFIGURATION),
-        (StoppedError, FailureClass.STOPPED),
-        (OutputError, FailureClass.CANNOT_WRITE),
-    )
-    for kinds, failure in by_type:
-        if isinstance(error, kinds):
-            return failure
+    """Return the class of an exception that is no device's, by its type and exit code."""
+    if isinstance(error, StoppedError):
+        return FailureClass.STOPPED
     if is_of_memory(error):
         return FailureClass.HOST_OUT_OF_MEMORY
+    if isinstance(error, ImportError):
+        return FailureClass.CONFIGURATION
     if error_number(error) in {errno.ENOSPC, errno.EDQUOT, errno.EROFS}:
         return FailureClass.CANNOT_WRITE
-    if isinstance(error, VirNucProError) and error.exit_code is ExitCode.BAD_INPUT:
-        return FailureClass.BAD_INPUT
-    return FailureClass.APPLICATION_ERROR
+    by_code = {code: failure for failure, code in EXIT_CODES.items()}
+    return by_code.get(getattr(error, "exit_code", ExitCode.INTERNAL), FailureClass.APPLICATION_ERROR)
 
 
 def classify_exit(
