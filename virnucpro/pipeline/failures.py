@@ -9,6 +9,7 @@ exit code, the last report and the kernel's count of out-of-memory kills are. Er
 from __future__ import annotations
 
 import errno
+import resource
 import signal
 import threading
 from enum import StrEnum
@@ -66,6 +67,8 @@ _INTERPRETER_FAILED = 1
 
 def exit_code_of(failure: FailureClass) -> ExitCode:
     """Return what a worker that failed so exits with."""
+    if failure is FailureClass.HOST_OUT_OF_MEMORY:  # worth a retry, then for the user to see to
+        return ExitCode.CONFIGURATION
     return EXIT_CODES.get(failure, ExitCode.INTERNAL)
 
 
@@ -99,6 +102,8 @@ def classify_exit(
         return FailureClass(reported)
     if exit_code == -signal.SIGKILL and oom_killed:
         return FailureClass.OOM_KILL
+    if exit_code == -signal.SIGABRT and resource.getrlimit(resource.RLIMIT_AS)[0] != resource.RLIM_INFINITY:
+        return FailureClass.HOST_OUT_OF_MEMORY  # libraries abort where they can allocate nothing
     if exit_code == _INTERPRETER_FAILED and not sent_a_message:
         return FailureClass.CONFIGURATION
     by_code = {int(code): failure for failure, code in EXIT_CODES.items()}
