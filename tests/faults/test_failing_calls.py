@@ -169,8 +169,23 @@ def try_faults(job: Job, count: int, seed: int) -> tuple[int, list[str]]:
     return landed, found
 
 
+@pytest.mark.timeout(600)
+def test_a_file_that_cannot_be_read_mapped_or_closed_ends_the_run_with_its_cause(tmp_path, library):
+    job = Job("predict", tmp_path, library)
+    job.fasta.parent.mkdir()
+    make_contigs(job.fasta)
+    out = tmp_path / "whole"
+    assert job.run(out)[0] == 0
+    wanted = job.result(out)
+    faults = [Fault("mmap", 7, errno.ENOMEM), Fault("open", 54, errno.EACCES), Fault("read", 6, SHORT)]
+    for number, fault in enumerate(faults):
+        has_landed, found = violations(job, fault, tmp_path / f"out{number}", wanted)
+        assert has_landed
+        assert found == []
+
+
 @pytest.mark.soak
-@pytest.mark.timeout(3600)
+@pytest.mark.timeout(7200)
 def test_any_call_that_fails_ends_the_run_with_its_cause_and_the_next_start_completes_it(job, soak_table, seed):
     landed, found = try_faults(job, 200, seed)
     soak_table(

@@ -67,8 +67,6 @@ _INTERPRETER_FAILED = 1
 
 def exit_code_of(failure: FailureClass) -> ExitCode:
     """Return what a worker that failed so exits with."""
-    if failure is FailureClass.HOST_OUT_OF_MEMORY:  # worth a retry, then for the user to see to
-        return ExitCode.CONFIGURATION
     return EXIT_CODES.get(failure, ExitCode.INTERNAL)
 
 
