@@ -406,7 +406,7 @@ class TimeLimitError(StoppedError):
 
 _OF_MEMORY = re.compile(r"an(?:no|')t allocate memory|failed to map segment|can't start new thread|bad_alloc")
 """What the loader, torch and Python say of memory, in errors that have no number."""
-_OF_HDF5 = re.compile(r"filename = '([^']*)'.*?errno = (\d+)", re.DOTALL)
+_OF_HDF5 = re.compile(r"(?:filename = '([^']*)'.*?)?errno = (\d+)", re.DOTALL)
 _LIMITS = (errno.EMFILE, errno.ENFILE)
 _DISK = {errno.EIO, errno.ENOSPC, errno.EDQUOT, errno.EROFS, errno.EFBIG, errno.EACCES, errno.EPERM, errno.ENOLCK}
 _DISK |= {errno.ESTALE, errno.ENODEV, errno.ENXIO}
@@ -428,7 +428,7 @@ def _of_system(error: BaseException) -> tuple[BaseException, int | None, str]:
         return cause, number, path or error.path
     path, number = getattr(error, "filename", None) or "", getattr(error, "errno", None)
     found = _OF_HDF5.search(str(error))
-    return (error, number, str(path)) if found is None else (error, int(found[2]), found[1])
+    return (error, number, str(path)) if found is None else (error, int(found[2]), found[1] or "")
 
 
 def error_number(error: BaseException) -> int | None:
