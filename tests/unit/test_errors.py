@@ -183,6 +183,7 @@ def test_users_mistakes_are_value_errors_and_others_of_their_usual_family():
         (OSError(errno.EMFILE, "x", "out/a.f32"), 78, "out/a.f32: Too many open files"),
         (OSError(errno.ENOMEM, "Cannot allocate memory"), 78, "out: out of memory"),
         (MemoryError(), 78, "out: out of memory"),
+        (RuntimeError("unable to extend file, errno = 5, error message = 'x'"), 73, "out: Input/output error"),
         (ImportError("libx.so: failed to map segment from shared object"), 78, "out: out of memory"),
         (
             RuntimeError("filename = 'a.h5', errno = 28, error message = 'No space'"),
