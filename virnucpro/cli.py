@@ -13,14 +13,14 @@ import os
 import sys
 import traceback
 from contextlib import suppress
-from typing import TYPE_CHECKING, Annotated, Any, TextIO, cast
+from typing import TYPE_CHECKING, Annotated, Any, NoReturn, TextIO, cast
 
 import typer
 
 import virnucpro
 from virnucpro.commands.grouped_help import GroupedCommand
 from virnucpro.commands.output import guard_standard_output, ignoring_closed_output
-from virnucpro.errors import BadInputError, ExitCode, VirNucProError, WorkersFailedError, printable
+from virnucpro.errors import BadInputError, ExitCode, VirNucProError, WorkersFailedError, of_surroundings, printable
 from virnucpro.telemetry.show.standard_error import StandardError
 from virnucpro.this_host import open_standard_streams
 
@@ -95,19 +95,20 @@ def main() -> None:
             _leave(ExitCode(stop.code))  # Prefect would wait minutes at exit for a server that went first
         gc.freeze()  # the interpreter's end would look through all objects for garbage: 0.1 s
         raise
-    except VirNucProError as error:
+    except Exception as failure:  # noqa: BLE001  what is no defect of ours ends in a sentence
+        error = failure if isinstance(failure, VirNucProError) else of_surroundings(failure)
+        if error is None:
+            traceback.print_exc()
+            print(
+                f"virnucpro {virnucpro.__version__}: this is a defect; finished work is kept. Report the lines above, "
+                "the command and the folder logs of OUT in the issue tracker of the repository that you installed from",
+                file=sys.stderr,
+            )
+            _leave(ExitCode.INTERNAL)
         text = str(error) if isinstance(error, BadInputError) else f"virnucpro: {error}"
         lines = text.split("\n") if isinstance(error, BadInputError | WorkersFailedError) else [text]
         print("\n".join(map(printable, lines)), file=sys.stderr)  # a path may hold anything
         _leave(error.exit_code)
-    except Exception:  # noqa: BLE001  a defect of ours: the traceback is for its report
-        traceback.print_exc()
-        print(
-            f"virnucpro {virnucpro.__version__}: this is a defect; finished work is kept. Report the lines above, the"
-            " command and the folder logs of OUT in the issue tracker of the repository that you installed from",
-            file=sys.stderr,
-        )
-        _leave(ExitCode.INTERNAL)
 
 
 def _asked() -> str:
@@ -133,7 +134,7 @@ def _log_to_standard_error() -> None:
     )
 
 
-def _leave(code: ExitCode) -> None:
+def _leave(code: ExitCode) -> NoReturn:
     """End the process without HDF5's own teardown, which can crash after a full disk."""
     for stream in (sys.stdout, sys.stderr):
         with suppress(OSError, ValueError):  # a closed pipe has nothing more to say

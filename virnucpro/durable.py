@@ -19,7 +19,7 @@ from contextlib import contextmanager, suppress
 from typing import TYPE_CHECKING
 
 from virnucpro import failpoints, run_folders
-from virnucpro.errors import OutputError, ResultError
+from virnucpro.errors import OutputError, ResultError, of_surroundings
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -40,6 +40,28 @@ _CANNOT = (errno.EINVAL, errno.EOPNOTSUPP, errno.ENOSYS)
 
 _being_written: set[str] = set()
 """Temporary names of this process."""
+
+
+@contextmanager
+def writing(path: Path) -> Iterator[None]:
+    """Raise OutputError, of *path*, where the system refuses something."""
+    try:
+        yield
+    except OutputError:
+        raise
+    except OSError as error:
+        raise OutputError(path, error.strerror or str(error)) from error
+
+
+@contextmanager
+def surroundings_named(place: Path) -> Iterator[None]:
+    """Raise SurroundingsError, of *place* or a better known file, where memory, a disk or a limit fails."""
+    try:
+        yield
+    except Exception as error:
+        if (found := of_surroundings(error, place)) is not None:
+            raise found from error
+        raise
 
 
 @contextmanager
@@ -122,21 +144,16 @@ def replacing(path: Path, *, seal: bool = False) -> Iterator[NewFile]:
     Args:
         seal: Append the trailer before the rename.
     """
-    try:
-        with temporary_name(path) as temporary:
-            make_folder(path.parent)
-            with NewFile(temporary) as file:
-                yield file
-                if seal:
-                    file.write(SEAL_MAGIC + file.sha256())
-                file.sync()
-            failpoints.reach("file.rename")
-            temporary.replace(path)
-            sync_folder(path.parent)
-    except OutputError:
-        raise
-    except OSError as error:
-        raise OutputError(path, error.strerror or str(error)) from error
+    with writing(path), temporary_name(path) as temporary:
+        make_folder(path.parent)
+        with NewFile(temporary) as file:
+            yield file
+            if seal:
+                file.write(SEAL_MAGIC + file.sha256())
+            file.sync()
+        failpoints.reach("file.rename")
+        temporary.replace(path)
+        sync_folder(path.parent)
 
 
 def write_bytes(path: Path, data: bytes, *, seal: bool = False) -> None:
@@ -147,12 +164,10 @@ def write_bytes(path: Path, data: bytes, *, seal: bool = False) -> None:
 
 def remove(path: Path) -> None:
     """Remove a file if it exists; no link is followed in a run's folder."""
-    try:
+    with writing(path):
         failpoints.reach("file.unlink")
         with suppress(FileNotFoundError), run_folders.opened(path.parent) as folder:
             os.unlink(path.name, dir_fd=folder)
-    except OSError as error:
-        raise OutputError(path, error.strerror or str(error)) from error
 
 
 def remove_tree(folder: Path) -> None:
@@ -243,7 +258,7 @@ def check_seal(path: Path) -> bytes:
 def seal_of(descriptor: int) -> bytes | None:
     """Return the sha256 in the trailer of an open file, None without a trailer."""
     size = os.fstat(descriptor).st_size
-    trailer = os.pread(descriptor, SEAL_BYTES, max(0, size - SEAL_BYTES))
+    trailer = run_folders.read_at(descriptor, SEAL_BYTES, max(0, size - SEAL_BYTES))
     return trailer[len(SEAL_MAGIC) :] if size >= SEAL_BYTES and trailer.startswith(SEAL_MAGIC) else None
 
 

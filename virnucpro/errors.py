@@ -10,6 +10,7 @@ from __future__ import annotations
 import errno
 import json
 import os
+import re
 from dataclasses import dataclass
 from enum import IntEnum
 from typing import TYPE_CHECKING, Any
@@ -399,6 +400,72 @@ class TimeLimitError(StoppedError):
     def __init__(self, minutes: float) -> None:
         self.minutes, self.signal_number = minutes, None
         VirNucProError.__init__(self, f"the time limit of {minutes:g} minutes has passed: run it again to continue")
+
+
+# --- surroundings ----------------------------------------------------------------------------------------------------
+
+_OF_MEMORY = re.compile(r"an(?:no|')t allocate memory|failed to map segment|can't start new thread|bad_alloc")
+"""What the loader, torch and Python say of memory, in errors that have no number."""
+_OF_HDF5 = re.compile(r"(?:filename = '([^']*)'.*?)?errno = (\d+)", re.DOTALL)
+_LIMITS = (errno.EMFILE, errno.ENFILE)
+_DISK = {errno.EIO, errno.ENOSPC, errno.EDQUOT, errno.EROFS, errno.EFBIG, errno.EACCES, errno.EPERM, errno.ENOLCK}
+_DISK |= {errno.ESTALE, errno.ENODEV, errno.ENXIO}
+
+
+class SurroundingsError(VirNucProError):
+    """Memory, a disk or a limit of the system failed; *path* is "" where the file is not known."""
+
+    def __init__(self, path: str | Path, what: str, remedy: str, exit_code: ExitCode) -> None:
+        self.path, self.what, self.exit_code = str(path), what, exit_code
+        where = f"{printable(self.path)}: " if self.path else ""
+        super().__init__(f"{where}{printable(what)}: {remedy}, then start the same command again")
+
+
+def _of_system(error: BaseException) -> tuple[BaseException, int | None, str]:
+    """Return what the system raised, its number, and the file; HDF5 only writes these into its text."""
+    if isinstance(error, ResultError | IndexFormatError | SurroundingsError) and error.__cause__ is not None:
+        cause, number, path = _of_system(error.__cause__)
+        return cause, number, path or error.path
+    path, number = getattr(error, "filename", None) or "", getattr(error, "errno", None)
+    found = _OF_HDF5.search(str(error))
+    return (error, number, str(path)) if found is None else (error, int(found[2]), found[1] or "")
+
+
+def error_number(error: BaseException) -> int | None:
+    """Return the system's number of an error, None where it has none."""
+    return _of_system(error)[1]
+
+
+def is_of_memory(error: BaseException) -> bool:
+    """Whether memory ran out, of this machine or within its limit."""
+    cause, number, _ = _of_system(error)
+    if isinstance(cause, VirNucProError):
+        return False
+    return isinstance(cause, MemoryError) or number == errno.ENOMEM or bool(_OF_MEMORY.search(str(cause)))
+
+
+def of_surroundings(error: BaseException, place: str | Path = "") -> SurroundingsError | None:
+    """Return *error* with cause, file (*place* where it has none) and exit code; None where it is typed or a defect."""
+    cause, number, path = _of_system(error)
+    if is_of_memory(error):
+        said = str(cause).strip().rpartition("\n")[2] or type(cause).__name__
+        remedy = "allow more memory (ulimit -v, the job's limit), or use fewer --workers and --threads"
+        return SurroundingsError(path or place, f"out of memory ({said})", remedy, ExitCode.CONFIGURATION)
+    what = os.strerror(number or 0)
+    if number in _LIMITS:
+        return SurroundingsError(path or place, what, "raise ulimit -n", ExitCode.CONFIGURATION)
+    if number in _DISK:
+        return SurroundingsError(path or place, what, "check this disk", ExitCode.CANNOT_WRITE)
+    return None
+
+
+def unreadable(path: str, error: OSError) -> BadInputError | SurroundingsError:
+    """Return what to raise where the system cannot read the input *path*."""
+    found = of_surroundings(error, path)
+    if found is not None and found.exit_code is ExitCode.CONFIGURATION:
+        return found
+    what = error.strerror or str(error)
+    return BadInputError([InputProblem(path, None, what, "check the disk, then copy the file again")])
 
 
 def _size(num_bytes: int) -> str:

@@ -124,6 +124,14 @@ def read_bytes(path: Path) -> bytes:
         return file.read()
 
 
+def read_at(descriptor: int, num_bytes: int, offset: int) -> bytes:
+    """Read *num_bytes* from *offset*, fewer only at the end of the file: one call of pread may return less."""
+    data = os.pread(descriptor, num_bytes, offset)
+    while len(data) < num_bytes and (more := os.pread(descriptor, num_bytes - len(data), offset + len(data))):
+        data += more
+    return data
+
+
 def _upwards(folder: Path) -> tuple[Path, ...]:
     absolute = folder.absolute()
     return (absolute, *absolute.parents)

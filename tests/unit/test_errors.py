@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import errno
+
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
@@ -29,6 +31,7 @@ from virnucpro.errors import (
     SettingsChangedError,
     SourceGoneError,
     StoppedError,
+    SurroundingsError,
     TimeLimitError,
     TokenBudgetError,
     UnknownClassifierError,
@@ -63,6 +66,7 @@ EXAMPLES = [
     (OutputError("out/x.h5", "No space left on device"), 73),
     (DiskSpaceError("out", needed_bytes=3 << 30, available_bytes=5 << 20), 73),
     (RunLockedError("out", "pid 7"), 75),
+    (SurroundingsError("out/x.h5", "Input/output error", "check this disk", ExitCode.CANNOT_WRITE), 73),
     (CacheError("cache/embeddings.sqlite", "disk full"), 73),
     (SequenceError("id7", "not finite"), 70),
     (HostCheckError("node7", "in.fa", "has another size"), 78),
@@ -169,3 +173,31 @@ def test_users_mistakes_are_value_errors_and_others_of_their_usual_family():
     assert isinstance(OutputError("f", "x"), OSError)
     assert str(OutputError("f", "x")) == "cannot write f: x"
     assert isinstance(WorkersFailedError({}, partial_path=None, **FAILED), RuntimeError)
+
+
+@pytest.mark.parametrize(
+    ("raised", "code", "named"),
+    [
+        (OSError(errno.EIO, "Input/output error"), 73, "out: Input/output error"),
+        (OSError(errno.EACCES, "x", "out/a.f32"), 73, "out/a.f32: Permission denied"),
+        (OSError(errno.EMFILE, "x", "out/a.f32"), 78, "out/a.f32: Too many open files"),
+        (OSError(errno.ENOMEM, "Cannot allocate memory"), 78, "out: out of memory"),
+        (MemoryError(), 78, "out: out of memory"),
+        (RuntimeError("unable to extend file, errno = 5, error message = 'x'"), 73, "out: Input/output error"),
+        (ImportError("libx.so: failed to map segment from shared object"), 78, "out: out of memory"),
+        (
+            RuntimeError("filename = 'a.h5', errno = 28, error message = 'No space'"),
+            73,
+            "a.h5: No space left on device",
+        ),
+    ],
+)
+def test_what_memory_disk_or_limits_fail_with_has_its_cause_file_and_code(raised, code, named):
+    error = errors.of_surroundings(raised, "out")
+    assert int(error.exit_code) == code
+    assert str(error).startswith(named)
+
+
+def test_a_defect_is_none_of_the_surroundings():
+    assert errors.of_surroundings(KeyError("x")) is None
+    assert errors.of_surroundings(RuntimeError("x")) is None

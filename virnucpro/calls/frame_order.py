@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING, Self
 
 import numpy as np
 
+from virnucpro.arrays import mapped
 from virnucpro.data.frames import FRAMES, chunk_bounds, chunks_per_contig
 from virnucpro.errors import ResultError
 from virnucpro.store import schema
@@ -120,7 +121,7 @@ class FrameOrder:
         if open_frames is None:
             return
         if num_bytes := open_frames.stat().st_size:
-            self._kept = np.memmap(open_frames, np.uint8, "r")
+            self._kept = mapped(open_frames, np.uint8)
         num_chunks = sum(int(counts[embedded].sum()) for _, counts, embedded in self._pieces())
         if num_bytes != num_chunks:
             raise ResultError(open_frames, f"has {num_bytes} chunks, the embedded contigs have {num_chunks}")

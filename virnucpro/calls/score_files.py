@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, NamedTuple
 import numpy as np
 import orjson
 
+from virnucpro.arrays import mapped
 from virnucpro.calls.viral_regions import LONG_CONTIG_NT
 from virnucpro.data.frames import chunks_per_contig
 from virnucpro.errors import ResultError
@@ -82,7 +83,7 @@ def map_scores(path: Path, what: str, *shape: int) -> FloatArray:
     found, expected = path.stat().st_size, 4 * math.prod(shape)
     if found != expected:
         raise ResultError(path, f"has {found} bytes, {shape[0]} {what} take {expected}")
-    return np.memmap(path, np.float32, "r", shape=shape) if expected else np.empty(shape, dtype=np.float32)
+    return mapped(path, np.float32, *shape) if expected else np.empty(shape, dtype=np.float32)
 
 
 def decimals_of(scores: FloatArray) -> list[float | None]:

@@ -13,7 +13,6 @@ chunks at a time.
 from __future__ import annotations
 
 import hashlib
-import os
 from itertools import product
 from typing import TYPE_CHECKING, NamedTuple
 
@@ -180,7 +179,7 @@ def stream_letters(index: SequenceIndex, positions: IntArray, *, block_bytes: in
                 continue
             start = place.offset - block_start
             if start < 0 or start + place.num_bytes > len(block):
-                block, block_start, start = _read(index, place, place.offset, block_bytes), place.offset, 0
+                block, block_start, start = index.bytes_at(place.position, place.offset, block_bytes), place.offset, 0
             record = block[start : start + place.num_bytes]
             letters = record[record.find(b"\n") + 1 :].translate(rules.in_case, rules.removed)
             same = len(record) == place.num_bytes and _names(record, place) and len(letters) == place.num_letters
@@ -219,7 +218,7 @@ def _long_record(index: SequenceIndex, place: RecordPlace, rules: Letters, block
     num_letters = 0
     end = place.offset + place.num_bytes
     for offset in range(place.offset, end, block_bytes):
-        block = _read(index, place, offset, min(block_bytes, end - offset))
+        block = index.bytes_at(place.position, offset, min(block_bytes, end - offset))
         if offset == place.offset:
             if not _names(block, place):
                 raise index.changed(place.position)
@@ -236,10 +235,3 @@ def _names(record: bytes, place: RecordPlace) -> bool:
     """Whether *record* begins with the indexed id."""
     name_end = 1 + len(place.name)
     return record[:name_end] == b">" + place.name and record[name_end : name_end + 1] in _HEADER_ENDS
-
-
-def _read(index: SequenceIndex, place: RecordPlace, offset: int, num_bytes: int) -> bytes:
-    try:
-        return os.pread(index.descriptor(place.file_number), num_bytes, offset)
-    except OSError as error:
-        raise index.changed(place.position) from error

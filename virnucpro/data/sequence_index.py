@@ -9,6 +9,7 @@ gives the indexed bytes or an error, never other bytes.
 from __future__ import annotations
 
 import ctypes
+import errno
 import mmap
 import os
 from dataclasses import dataclass
@@ -25,7 +26,8 @@ from virnucpro.data.index.file import content_is_intact, map_index
 from virnucpro.data.reading.fasta_block import HASH_BYTES, sequence_hash
 from virnucpro.data.reading.input_files import DEFAULT_MAX_UNPACKED_BYTES, hash_content, open_regular
 from virnucpro.data.reading.problems import SkippedRecord, read_skipped
-from virnucpro.errors import BadInputError, ConfigurationError, IndexFormatError, InputChangedError
+from virnucpro.errors import BadInputError, ConfigurationError, IndexFormatError, InputChangedError, unreadable
+from virnucpro.run_folders import read_at
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
@@ -35,6 +37,8 @@ if TYPE_CHECKING:
 
 
 _MAX_OPEN_FILES = 64
+_GONE = {errno.ENOENT, errno.ENOTDIR, errno.EISDIR, errno.ELOOP, errno.EINVAL}
+"""Errors of a name that no longer leads to a regular file."""
 _RECORDS_PER_RELEASE = 1 << 14
 
 
@@ -235,11 +239,7 @@ class SequenceIndex:
         """Read one record and compare its id, residues and hash with the index; InputChangedError where they differ."""
         self._saw(1)
         name = self._id_bytes(position)
-        try:
-            descriptor = self.descriptor(int(self._file_numbers[position]))
-            data = _read_at(descriptor, int(self._offsets[position]), int(self._record_bytes[position]))
-        except OSError as error:
-            raise self.changed(position) from error
+        data = self.bytes_at(position, int(self._offsets[position]), int(self._record_bytes[position]))
         record, _ = read_record(data, 1, self._letters)
         same = (
             data[:1] == b">"
@@ -298,7 +298,16 @@ class SequenceIndex:
     def changed(self, position: int) -> InputChangedError:
         return InputChangedError(self.path_of(position), self.sequence_id(position))
 
-    def descriptor(self, file_number: int) -> int:
+    def bytes_at(self, position: int, offset: int, num_bytes: int) -> bytes:
+        """Read from the file of a record; InputChangedError where it is gone, else BadInputError where it fails."""
+        try:
+            return read_at(self._descriptor(int(self._file_numbers[position])), num_bytes, offset)
+        except OSError as error:
+            if error.errno in _GONE:
+                raise self.changed(position) from error
+            raise unreadable(self.path_of(position), error) from error
+
+    def _descriptor(self, file_number: int) -> int:
         """Return an open descriptor of the file that records of this input file are read from; OSError passes."""
         descriptor = self._descriptors.get(file_number)
         if descriptor is None:
@@ -369,14 +378,6 @@ def _holds_same(file: IndexedFile) -> bool:
     except (BadInputError, OSError):
         return False
     return True
-
-
-def _read_at(descriptor: int, offset: int, num_bytes: int) -> bytes:
-    """Read *num_bytes* from *offset*, fewer at the end of the file; one call of pread returns at most 2 GiB."""
-    data = os.pread(descriptor, num_bytes, offset)
-    while len(data) < num_bytes and (more := os.pread(descriptor, num_bytes - len(data), offset + len(data))):
-        data += more
-    return data
 
 
 def _give_back_freed_memory() -> None:

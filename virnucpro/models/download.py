@@ -62,15 +62,10 @@ def download_weights(
         max_bytes: Limit for its size.
         on_progress: Called before the first byte and after each piece.
     """
-    try:
-        with _only_process(destination):
-            if destination.is_file():  # another process downloaded it
-                return durable.sha256_of(destination)
-            return _Download(name, url, destination, max_bytes).fetch(sha256, on_progress)
-    except OutputError:
-        raise
-    except OSError as error:
-        raise OutputError(destination, error.strerror or str(error)) from error
+    with durable.writing(destination), _only_process(destination):
+        if destination.is_file():  # another process downloaded it
+            return durable.sha256_of(destination)
+        return _Download(name, url, destination, max_bytes).fetch(sha256, on_progress)
 
 
 @contextmanager

@@ -24,7 +24,7 @@ import numpy as np
 import torch
 
 from virnucpro import spans
-from virnucpro.errors import SequenceError, VirNucProError
+from virnucpro.errors import SequenceError, VirNucProError, is_of_memory
 from virnucpro.pipeline.failures import FailureClass
 from virnucpro.pipeline.hardware.device_clock import DeviceClock
 from virnucpro.pipeline.hardware.device_errors import device_failure
@@ -229,15 +229,13 @@ class AsyncInferenceRunner:
                 return replace(self._compute(batch), started_s=started_s)
             with spans.span(spans.LAUNCHING, batch):
                 return replace(self._start_on_gpu(batch), started_s=started_s)
-        except MemoryError:
-            what = f"does not fit into the memory of this machine even alone ({batch.num_tokens} tokens)"
-            return _Problem(FailureClass.HOST_OUT_OF_MEMORY, what)
         except (OSError, VirNucProError):
             raise
         except Exception as error:
-            failure = device_failure(error)
-            if failure is FailureClass.DEVICE_OUT_OF_MEMORY:
-                what = f"does not fit into the memory of {self.device} even alone ({batch.num_tokens} tokens)"
+            failure = device_failure(error) or (FailureClass.HOST_OUT_OF_MEMORY if is_of_memory(error) else None)
+            if failure in {FailureClass.DEVICE_OUT_OF_MEMORY, FailureClass.HOST_OUT_OF_MEMORY}:
+                whose = self.device if failure is FailureClass.DEVICE_OUT_OF_MEMORY else "this machine"
+                what = f"does not fit into the memory of {whose} even alone ({batch.num_tokens} tokens)"
                 return _Problem(failure, what)
             if failure is not None:
                 raise

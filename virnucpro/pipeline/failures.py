@@ -9,12 +9,13 @@ exit code, the last report and the kernel's count of out-of-memory kills are. Er
 from __future__ import annotations
 
 import errno
+import resource
 import signal
 import threading
 from enum import StrEnum
 from pathlib import Path
 
-from virnucpro.errors import ConfigurationError, ExitCode, OutputError, StoppedError, VirNucProError
+from virnucpro.errors import ExitCode, StoppedError, error_number, is_of_memory
 
 
 class FailureClass(StrEnum):
@@ -70,21 +71,17 @@ def exit_code_of(failure: FailureClass) -> ExitCode:
 
 
 def classify_error(error: BaseException) -> FailureClass:
-    """Return the class of an exception that is no device's, by its type."""
-    by_type = (
-        (MemoryError, FailureClass.HOST_OUT_OF_MEMORY),
-        ((ImportError, ConfigurationError), FailureClass.CONFIGURATION),
-        (StoppedError, FailureClass.STOPPED),
-        (OutputError, FailureClass.CANNOT_WRITE),
-    )
-    for kinds, failure in by_type:
-        if isinstance(error, kinds):
-            return failure
-    if isinstance(error, OSError) and error.errno in {errno.ENOSPC, errno.EDQUOT, errno.EROFS}:
+    """Return the class of an exception that is no device's, by its type and exit code."""
+    if isinstance(error, StoppedError):
+        return FailureClass.STOPPED
+    if is_of_memory(error):
+        return FailureClass.HOST_OUT_OF_MEMORY
+    if isinstance(error, ImportError):
+        return FailureClass.CONFIGURATION
+    if error_number(error) in {errno.ENOSPC, errno.EDQUOT, errno.EROFS}:
         return FailureClass.CANNOT_WRITE
-    if isinstance(error, VirNucProError) and error.exit_code is ExitCode.BAD_INPUT:
-        return FailureClass.BAD_INPUT
-    return FailureClass.APPLICATION_ERROR
+    by_code = {code: failure for failure, code in EXIT_CODES.items()}
+    return by_code.get(getattr(error, "exit_code", ExitCode.INTERNAL), FailureClass.APPLICATION_ERROR)
 
 
 def classify_exit(
@@ -103,6 +100,8 @@ def classify_exit(
         return FailureClass(reported)
     if exit_code == -signal.SIGKILL and oom_killed:
         return FailureClass.OOM_KILL
+    if exit_code == -signal.SIGABRT and resource.getrlimit(resource.RLIMIT_AS)[0] != resource.RLIM_INFINITY:
+        return FailureClass.HOST_OUT_OF_MEMORY  # libraries abort where they can allocate nothing
     if exit_code == _INTERPRETER_FAILED and not sent_a_message:
         return FailureClass.CONFIGURATION
     by_code = {int(code): failure for failure, code in EXIT_CODES.items()}

@@ -18,6 +18,7 @@ import numpy as np
 import structlog
 
 from virnucpro import durable, run_folders
+from virnucpro.arrays import mapped
 from virnucpro.choices import ResultForm
 from virnucpro.errors import SourceGoneError
 from virnucpro.pipeline.blocks.finished_blocks import find_all_finished
@@ -343,7 +344,7 @@ def _rows_of_parts(
 
 
 def _mapped(path: Path, num_rows: int) -> IntArray:
-    return np.memmap(path, dtype="<i8", mode="r", shape=(num_rows,)) if num_rows else np.empty(0, np.int64)
+    return mapped(path, "<i8", num_rows) if num_rows else np.empty(0, np.int64)
 
 
 def _restored(about: Mapping[str, Any], kept: Path) -> SealedBlocks:

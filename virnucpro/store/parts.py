@@ -24,7 +24,7 @@ import numpy as np
 
 from virnucpro import durable
 from virnucpro.errors import ResultError, SourceGoneError
-from virnucpro.run_folders import only_regular
+from virnucpro.run_folders import only_regular, read_at
 from virnucpro.run_layout import PART_NAME
 from virnucpro.spans import WRITING, span
 from virnucpro.store import schema
@@ -179,7 +179,7 @@ class SealedBlocks:
     def _read(self, file: BinaryIO, first: int, end: int) -> FloatArray:
         """Return adjacent rows of the file, float32 (end - first, hidden_dim)."""
         row_bytes = self.hidden_dim * 4
-        data = os.pread(file.fileno(), (end - first) * row_bytes, self.offset_bytes + first * row_bytes)
+        data = read_at(file.fileno(), (end - first) * row_bytes, self.offset_bytes + first * row_bytes)
         if len(data) < (end - first) * row_bytes:
             raise SourceGoneError(self.path)
         return np.frombuffer(data, dtype="<f4").reshape(end - first, self.hidden_dim)
@@ -229,11 +229,11 @@ def read_block_numbers(path: Path) -> IntArray:
         end = os.fstat(file.fileno()).st_size - durable.SEAL_BYTES
         if end < _CONTENTS.size:
             raise ResultError(path, "truncated: no table of its blocks at its end")
-        digest, num_blocks, magic = _CONTENTS.unpack(os.pread(file.fileno(), _CONTENTS.size, end - _CONTENTS.size))
+        digest, num_blocks, magic = _CONTENTS.unpack(read_at(file.fileno(), _CONTENTS.size, end - _CONTENTS.size))
         start = end - _CONTENTS.size - num_blocks * 8
         if magic != _CONTENTS_MAGIC or start < 0:
             raise ResultError(path, "truncated: no table of its blocks at its end")
-        numbers = os.pread(file.fileno(), num_blocks * 8, start)
+        numbers = read_at(file.fileno(), num_blocks * 8, start)
     if hashlib.sha256(numbers).digest() != digest:
         raise ResultError(path, "damaged: the table of its blocks does not match its checksum")
     return np.frombuffer(numbers, dtype="<i8").astype(np.int64)

@@ -147,6 +147,7 @@ def created(new: NewFile, *, most_bytes: int) -> Iterator[h5py.File]:
     new.reserve(most_bytes)
     with open_hdf5(new.path, "r+") as file:
         yield file
+        file.flush()  # what fails while HDF5 closes a file is not raised
 
 
 def in_memory(name: str) -> h5py.File:

@@ -7,7 +7,7 @@ import tempfile
 from itertools import islice
 from typing import IO, TYPE_CHECKING, Self
 
-from virnucpro.errors import OutputError
+from virnucpro import durable
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator
@@ -47,12 +47,10 @@ class SortedLines:
                 piece.close()
 
     def _keep(self, lines: Iterable[bytes]) -> None:
-        try:
+        with durable.writing(self._folder):
             self._sorted.append(tempfile.TemporaryFile(dir=self._folder))  # noqa: SIM115  closed when this object ends
             self._sorted[-1].writelines(lines)
             self._sorted[-1].seek(0)
-        except OSError as error:
-            raise OutputError(self._folder, error.strerror or str(error)) from error
 
     def pieces(self) -> Iterator[bytes]:
         """Yield everything in order, many lines at a time."""

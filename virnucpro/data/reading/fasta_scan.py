@@ -9,7 +9,6 @@ only: a record longer than a block is read in pieces.
 from __future__ import annotations
 
 import hashlib
-import os
 from collections import Counter
 from dataclasses import dataclass, field
 from itertools import pairwise
@@ -30,7 +29,8 @@ from virnucpro.data.fasta import (
 )
 from virnucpro.data.reading.fasta_block import HASH_BYTES, Rows, make_rows, plain_rows, select_rows, sequence_hash
 from virnucpro.data.reading.input_files import UTF8_BOM
-from virnucpro.errors import BadInputError, InputProblem
+from virnucpro.errors import InputProblem
+from virnucpro.run_folders import read_at
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -98,7 +98,7 @@ def scan_fasta(
     digest = hashlib.sha256()
     size_bytes = 0
     rest = b""
-    while block := _read(descriptor, size_bytes, block_bytes, path):
+    while block := read_at(descriptor, block_bytes, size_bytes):
         size_bytes += len(block)
         digest.update(block)
         rest = scanner.feed(rest + block)
@@ -269,11 +269,3 @@ class _LongRecord:
 
     def feed(self, piece: bytes, *, last: bool) -> None:
         self.digest.update(self.reader.feed(piece, last=last))
-
-
-def _read(descriptor: int, offset: int, num_bytes: int, path: str) -> bytes:
-    try:
-        return os.pread(descriptor, num_bytes, offset)
-    except OSError as error:
-        problem = InputProblem(path, None, error.strerror or str(error), "check the disk, then copy the file again")
-        raise BadInputError([problem]) from error

@@ -36,7 +36,8 @@ from virnucpro.data.reading.read_formats import (
     bam_as_fasta,
     fastq_as_fasta,
 )
-from virnucpro.errors import BadInputError, InputProblem
+from virnucpro.errors import BadInputError, InputProblem, OutputError, unreadable
+from virnucpro.run_folders import read_at
 from virnucpro.run_layout import STDIN_NAME
 
 if TYPE_CHECKING:
@@ -130,10 +131,10 @@ def make_readable(
             return ReadableFile(path=name, real_path=real_path, read_path=real_path)
         at_end = max(0, os.fstat(descriptor).st_size - len(BAM_END))
         is_bam = file_format is InputFormat.BAM
-        lacks_end = packing is GZIP and os.pread(descriptor, len(BAM_END), at_end) != BAM_END
+        lacks_end = packing is GZIP and read_at(descriptor, len(BAM_END), at_end) != BAM_END
         if is_bam and lacks_end:
             raise unusable(name, "truncated BAM: it has no end-of-file block", _COPY_AGAIN)
-        is_bgzip = os.pread(descriptor, len(_BGZIP), _BGZIP_AT) == _BGZIP
+        is_bgzip = read_at(descriptor, len(_BGZIP), _BGZIP_AT) == _BGZIP
         given_bytes, given_sha256 = hash_content(descriptor)
         unpacked = unpack_dir.absolute() / f"{given_sha256}.fasta"
         blocks = _blocks(descriptor, name, max_unpacked_bytes, packing)
@@ -172,7 +173,7 @@ def _sniffed(
     descriptor: int, name: str, max_unpacked_bytes: int, kind: SequenceKind
 ) -> tuple[InputFormat, Packing | None]:
     """Return the format of an open file, and how it is compressed."""
-    packing = packing_of(os.pread(descriptor, MOST_START_BYTES, 0))
+    packing = packing_of(read_at(descriptor, MOST_START_BYTES, 0))
     head = _head(_blocks(descriptor, name, max_unpacked_bytes, packing))
     if packing is not None and (inner := packing_of(head)) is not None:
         what = f"{inner.name} inside {packing.name}, not FASTA"
@@ -204,6 +205,10 @@ def open_regular(path: str) -> Iterator[int]:
             raise unusable(path, "not a regular file (a pipe, socket or device)", _SAVE_FIRST)
         check_open(descriptor, path)
         yield descriptor
+    except OSError as error:
+        if isinstance(error, OutputError) or error.filename is not None:
+            raise
+        raise unreadable(path, error) from error
     finally:
         os.close(descriptor)
 

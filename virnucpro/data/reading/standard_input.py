@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING
 from virnucpro import durable
 from virnucpro.data.reading.compressed import BLOCK_BYTES
 from virnucpro.data.reading.input_files import DEFAULT_MAX_UNPACKED_BYTES
-from virnucpro.errors import BadInputError, InputProblem, OutputError
+from virnucpro.errors import BadInputError, InputProblem
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -43,19 +43,16 @@ def save_stream(stream: BinaryIO, layout: FolderLayout, *, most_bytes: int = DEF
     """
     digest = hashlib.sha256()
     folder = layout.unpacked_dir
-    try:
-        with durable.temporary_name(folder / "stdin") as temporary:
-            durable.make_folder(folder)
-            with durable.NewFile(temporary) as file:
-                for block in _blocks(stream, most_bytes):
-                    digest.update(block)
-                    file.write(block)
-                file.sync()
-            saved = layout.saved_stdin(digest.hexdigest())
-            temporary.replace(saved)
-            durable.sync_folder(folder)
-    except OSError as error:
-        raise OutputError(folder, error.strerror or str(error)) from error
+    with durable.writing(folder), durable.temporary_name(folder / "stdin") as temporary:
+        durable.make_folder(folder)
+        with durable.NewFile(temporary) as file:
+            for block in _blocks(stream, most_bytes):
+                digest.update(block)
+                file.write(block)
+            file.sync()
+        saved = layout.saved_stdin(digest.hexdigest())
+        temporary.replace(saved)
+        durable.sync_folder(folder)
     return saved
 
 

@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING
 from virnucpro.data.reading.compressed import BLOCK_BYTES, MOST_START_BYTES, BlockFile, packing_of
 from virnucpro.data.reading.input_files import DEFAULT_MAX_UNPACKED_BYTES, STDIN, open_regular, stream_blocks
 from virnucpro.data.reading.standard_input import stdin_stream
+from virnucpro.run_folders import read_at
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -41,5 +42,5 @@ def open_text(path: str | Path, *, is_held: bool = False) -> Iterator[io.Buffere
     with open_regular(name) as descriptor, os.fdopen(os.dup(descriptor), "rb") as file:
         if is_held:
             most_bytes = max(_LEAST_HELD_BYTES, MOST_HELD_TIMES * os.fstat(descriptor).st_size)
-        blocks = stream_blocks(file, name, most_bytes, packing_of(os.pread(descriptor, MOST_START_BYTES, 0)))
+        blocks = stream_blocks(file, name, most_bytes, packing_of(read_at(descriptor, MOST_START_BYTES, 0)))
         yield io.BufferedReader(BlockFile(blocks), BLOCK_BYTES)

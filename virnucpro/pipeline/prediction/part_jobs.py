@@ -14,6 +14,7 @@ import numpy as np
 from threadpoolctl import threadpool_limits
 
 from virnucpro import durable
+from virnucpro.arrays import mapped
 from virnucpro.calls.contig_scores import refine_scores, score_by_letters
 from virnucpro.calls.gene_files import gene_lines
 from virnucpro.calls.score_files import map_scores
@@ -126,7 +127,7 @@ class GeneJob(PartJob):
 
     def compute(self, index: SequenceIndex, part: range, loaded: None) -> bytes:
         del loaded
-        is_chosen = np.memmap(self.chosen, np.bool_, "r")[part.start : part.stop]
+        is_chosen = mapped(self.chosen, np.bool_)[part.start : part.stop]
         records = map(index.read, index.in_input_order()[part.start : part.stop][is_chosen].tolist())
         found = gene_lines((record.sequence_id, record.sequence) for record in records)
         return GENE_COUNTS.pack(found.genes, len(found.gff)) + found.gff + found.proteins

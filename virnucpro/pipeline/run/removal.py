@@ -13,7 +13,8 @@ import shutil
 from datetime import UTC, datetime
 from pathlib import Path
 
-from virnucpro.errors import OutputError, ResultError, RunLockedError, printable
+from virnucpro import durable
+from virnucpro.errors import ResultError, RunLockedError, printable
 from virnucpro.run_layout import SHARD_NAME, FolderLayout, PredictionLayout, RunLayout
 from virnucpro.store.locks.holder import holder_of
 from virnucpro.store.locks.run_lock import RunLock
@@ -48,7 +49,7 @@ def remove_old_run(output_dir: Path, *, ended_before: datetime, dry_run: bool = 
         _checked(output_dir, ended_before)
         size = _bytes(output_dir)
         last = [layout.manifest, layout.lock, layout.lock.with_suffix(".lease")]
-        try:
+        with durable.writing(output_dir):
             for path in sorted(output_dir.iterdir()):
                 if path in last:
                     continue
@@ -59,8 +60,6 @@ def remove_old_run(output_dir: Path, *, ended_before: datetime, dry_run: bool = 
             for path in last:
                 path.unlink(missing_ok=True)
             output_dir.rmdir()
-        except OSError as error:
-            raise OutputError(output_dir, error.strerror or str(error)) from error
     return size
 
 

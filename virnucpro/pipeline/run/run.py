@@ -56,6 +56,7 @@ def running(layout: FolderLayout, telemetry: RunTelemetry | None) -> Iterator[tu
     """
     run_id = new_run_id()
     with (
+        durable.surroundings_named(layout.output_dir),
         RunTelemetry(views=[QuietView()]) if telemetry is None else nullcontext(telemetry) as shown,
         RunLock(layout.lock, run_id=run_id),
         shown.running(layout, run_id),
@@ -217,13 +218,9 @@ def take_space(layout: RunLayout, index: SequenceIndex, *, hidden_dim: int, resu
 
 def give_way_to_result(layout: RunLayout, num_bytes: int) -> None:
     """Free *num_bytes* of the reservation: a file of that size is written next."""
-    try:
+    with durable.writing(layout.reservation), suppress(FileNotFoundError):
         reserved_bytes = layout.reservation.stat().st_size
         os.truncate(layout.reservation, max(MANIFEST_BYTES, reserved_bytes - num_bytes))
-    except FileNotFoundError:
-        pass
-    except OSError as error:
-        raise OutputError(layout.reservation, error.strerror or str(error)) from error
 
 
 def release_space(layout: RunLayout) -> None:
@@ -266,12 +263,10 @@ def remove_files(
     removed = [path for path in files if path.absolute() not in keep and path.resolve() not in keep]
     for path in removed:
         durable.remove(path)
-    try:
+    with durable.writing(layout.output_dir):
         for folder in {path.parent for path in removed}:
             if folder.is_dir():
                 durable.sync_folder(folder)  # with the manifest still there, whatever of this lasts
-    except OSError as error:
-        raise OutputError(layout.output_dir, error.strerror or str(error)) from error
     if with_manifest:
         durable.remove(layout.manifest)
 

@@ -121,6 +121,8 @@ class RunResult:
         code = ExitCode.PARTIAL
         if self.output_path is None and failed:
             code = exit_code_of(classes.pop()) if len(classes) == 1 else ExitCode.INTERNAL
+            if all(outcome.failure == FailureClass.HOST_OUT_OF_MEMORY for outcome in failed):
+                code = ExitCode.CONFIGURATION  # it was worth a retry; now the user has to see to it
         raise WorkersFailedError(
             {outcome.rank: f"{outcome.failure}: {outcome.reason}" for outcome in failed},
             world_size=len(self.ranks),

@@ -154,6 +154,8 @@ def _ending(exit_code: int | None, failure: str | None) -> str:
         return "the process never started"
     if failure == FailureClass.OOM_KILL:
         return "the kernel killed the process because memory ran out"
+    if failure == FailureClass.HOST_OUT_OF_MEMORY:
+        return f"out of memory: the process ended with {exit_code} within ulimit -v: allow more, or use fewer --workers"
     if failure == FailureClass.CONFIGURATION:
         return (
             f"the process ended with exit code {exit_code} before its first message: its traceback is on standard error"

@@ -27,7 +27,7 @@ from multiprocessing.connection import wait
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from virnucpro.errors import ConfigurationError, ExitCode, VirNucProError, printable
+from virnucpro.errors import ConfigurationError, ExitCode, SurroundingsError, VirNucProError, of_surroundings, printable
 from virnucpro.pipeline.devices import VISIBLE_VARIABLE, Device
 from virnucpro.run_folders import worker_environment
 from virnucpro.this_host import open_standard_streams
@@ -87,6 +87,7 @@ class ReportPipe:
 
 def error_sentence(error: BaseException) -> str:
     """Return what went wrong in one printable line, short enough for one message; the whole is in the log."""
+    error = of_surroundings(error) or error
     text = str(error) if isinstance(error, VirNucProError) else f"{type(error).__name__}: {error}"
     return printable(text).encode()[:_MAX_SENTENCE_BYTES].decode("utf-8", "ignore")
 
@@ -121,7 +122,9 @@ def run_isolated(
     except SystemExit as stop:
         exit_code = stop.code if isinstance(stop.code, int) else int(stop.code is not None)
     except BaseException as error:  # noqa: BLE001  # the boundary of the process: reported, then turned into its exit code
-        traceback.print_exc()
+        error = of_surroundings(error) or error
+        if not isinstance(error, SurroundingsError):
+            traceback.print_exc()
         exit_code = int(getattr(error, "exit_code", ExitCode.INTERNAL))
         reports.put({"rank": rank, "status": "failed", "error": error_sentence(error)})
     finally:
@@ -134,7 +137,8 @@ def _imported(module: str, name: str) -> Callable[..., None]:
     try:
         function: Callable[..., None] = getattr(importlib.import_module(module), name)
     except Exception as error:
-        raise ConfigurationError(f"worker function {module}:{name} cannot be imported: {error}") from error
+        what = f"worker function {module}:{name} cannot be imported: {error}"
+        raise of_surroundings(error) or ConfigurationError(what) from error
     return function
 
 

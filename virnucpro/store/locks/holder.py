@@ -49,7 +49,7 @@ def holder_of(lock: Path) -> Holder | None:
     except OSError as error:
         raise ResultError(lock, error.strerror or str(error)) from error
     try:
-        about = _parsed(os.pread(descriptor, 4096, 0))
+        about = _parsed(run_folders.read_at(descriptor, 4096, 0))
         if about is None:
             return None
         is_here = about["host"] == host_name()

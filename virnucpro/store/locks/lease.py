@@ -17,7 +17,8 @@ import time
 from contextlib import suppress
 from typing import TYPE_CHECKING, Any, Self
 
-from virnucpro.errors import OutputError, RunLockedError
+from virnucpro.durable import writing
+from virnucpro.errors import RunLockedError
 from virnucpro.run_folders import only_regular, read_bytes
 from virnucpro.this_host import is_gone, is_same_space, own_process
 
@@ -78,10 +79,8 @@ class Lease:
                 _log().warning("lease.not_renewed", path=str(self.path), reason=error.strerror)
 
     def __enter__(self) -> Self:
-        try:
+        with writing(self.path):
             self.renew()
-        except OSError as error:
-            raise OutputError(self.path, error.strerror or str(error)) from error
         self._thread.start()
         return self
 

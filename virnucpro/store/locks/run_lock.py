@@ -20,7 +20,7 @@ from contextlib import ExitStack, suppress
 from datetime import UTC, datetime
 from typing import TYPE_CHECKING, Self
 
-from virnucpro import failpoints, run_folders
+from virnucpro import durable, failpoints, run_folders
 from virnucpro.allowed_roots import check_open
 from virnucpro.errors import OutputError, RunLockedError
 from virnucpro.run_layout import PredictionLayout, RunLayout
@@ -57,7 +57,7 @@ class RunLock:
         self._mark = ""
 
     def __enter__(self) -> Self:
-        try:
+        with durable.writing(self.path.parent):
             self._made_folder = not self.path.parent.exists()  # raises when the name is too long
             self.path.parent.mkdir(parents=True, exist_ok=True)
             with run_folders.opened(self.path.parent) as folder:  # raises when it is behind a link
@@ -65,21 +65,15 @@ class RunLock:
                 _refuse_foreign_work(RunLayout(self.path.parent))
                 flags = os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW
                 descriptor = run_folders.only_regular(os.fspath(self.path), flags)
-        except OutputError:
-            raise
-        except OSError as error:
-            raise OutputError(self.path.parent, error.strerror or str(error)) from error
         with ExitStack() as undo:
             undo.callback(os.close, descriptor)
             self._lock(descriptor)
             undo.callback(self._release_lease)
             if not _is_at(descriptor, self.path):
                 raise RunLockedError(self.path.parent, "one that is just ending")
-            try:
+            with durable.writing(self.path):
                 failpoints.reach("lock.write")
                 self._name_holder(descriptor)
-            except OSError as error:
-                raise OutputError(self.path, error.strerror or str(error)) from error
             undo.pop_all()
         self._descriptor = descriptor
         run_folders.enter(self.path.parent, self._mark)
@@ -105,27 +99,26 @@ class RunLock:
             self._release_lease()
             with suppress(OSError):  # no locks here
                 fcntl.flock(self._descriptor, fcntl.LOCK_UN)  # also for a child between fork and exec
-            os.close(self._descriptor)
+            with suppress(OSError):  # what ends the run is the reason to tell
+                os.close(self._descriptor)
             self._descriptor = None
 
     def _lock(self, descriptor: int) -> None:
         try:
             has_locks = try_lock(descriptor)
         except BlockingIOError as error:
-            holder = os.pread(descriptor, 4096, 0).decode("utf-8", "replace").strip()
+            holder = run_folders.read_at(descriptor, 4096, 0).decode("utf-8", "replace").strip()
             raise RunLockedError(self.path.parent, holder or "holder unknown") from error
         except OSError as error:
             raise OutputError(self.path, error.strerror or str(error)) from error
         if not has_locks:
             lease = LeaseLock(self.path.with_suffix(".lease"), {"run_id": self.run_id}, lease_s=self._lease_s)
-            try:
+            with durable.writing(lease.path):
                 lease.acquire()
-            except OSError as error:
-                raise OutputError(lease.path, error.strerror or str(error)) from error
             self._lease = lease
 
     def _name_holder(self, descriptor: int) -> None:
-        found = _MARK.search(os.pread(descriptor, 4096, 0))
+        found = _MARK.search(run_folders.read_at(descriptor, 4096, 0))
         self._mark = found[1].decode() if found else secrets.token_hex(8)
         since = datetime.now(UTC).isoformat(timespec="seconds")
         about = {"host": host_name(), "pid": os.getpid(), "run_id": self.run_id, "since": since, "mark": self._mark}

@@ -27,7 +27,7 @@ from contextlib import contextmanager, suppress
 from typing import TYPE_CHECKING, Any
 
 from virnucpro import durable, run_folders
-from virnucpro.errors import OutputError, RunLockedError
+from virnucpro.errors import RunLockedError
 from virnucpro.run_layout import RunLayout
 from virnucpro.store.locks.lease import read_lease
 from virnucpro.this_host import is_gone, is_same_space, own_process
@@ -56,13 +56,11 @@ def hold_worker_lock(output_dir: Path, rank: int) -> None:
     layout = RunLayout(output_dir)
     path = layout.worker_locks_dir / f"{rank}.{os.getpid()}.{secrets.token_hex(4)}.lock"
     about = {"rank": rank, **own_process()}
-    try:
+    with durable.writing(path):
         durable.make_folder(path.parent)
         file = durable.NewFile(path)
         try_lock(file.fileno())
         file.write(json.dumps(about).encode())
-    except OSError as error:
-        raise OutputError(path, error.strerror or str(error)) from error
     _held.append(file)
     holder = read_lease(layout.lock)
     run_folders.enter(output_dir, _mark_in(holder))

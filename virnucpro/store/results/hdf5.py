@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from virnucpro import durable
-from virnucpro.errors import OutputError, ResultError
+from virnucpro.errors import ResultError
 from virnucpro.run_layout import ShardedLayout
 from virnucpro.store import schema
 from virnucpro.store.manifest import is_recorded
@@ -227,10 +227,8 @@ class Shards(Result):
     def _remove_index(self) -> None:
         if self.proof.exists():
             durable.remove(self.proof)
-            try:
+            with durable.writing(self.proof):
                 durable.sync_folder(self.path)
-            except OSError as error:
-                raise OutputError(self.proof, error.strerror or str(error)) from error
 
 
 class ShardProof:

@@ -24,7 +24,7 @@ import numpy as np
 
 from virnucpro import durable
 from virnucpro.errors import ResultError
-from virnucpro.run_folders import only_regular
+from virnucpro.run_folders import only_regular, read_at
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator
@@ -179,13 +179,10 @@ class IdIndex:
         return entries
 
     def _pread(self, num_bytes: int, at_bytes: int) -> bytes:
-        pieces: list[bytes] = []
-        while num_bytes and (data := os.pread(self._file.fileno(), num_bytes, at_bytes)):
-            pieces.append(data)
-            num_bytes, at_bytes = num_bytes - len(data), at_bytes + len(data)
-        if num_bytes:
+        data = read_at(self._file.fileno(), num_bytes, at_bytes)
+        if len(data) < num_bytes:
             raise ResultError(self.path, "damaged: truncated")
-        return pieces[0] if len(pieces) == 1 else b"".join(pieces)
+        return data
 
     @property
     def is_closed(self) -> bool:
