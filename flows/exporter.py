@@ -22,12 +22,7 @@ from typing import Any
 from prefect.client.orchestration import SyncPrefectClient, get_client
 from prefect.client.schemas.filters import FlowRunFilter, WorkerFilter
 from prefect.client.schemas.objects import TERMINAL_STATES, FlowRun, StateType
-from prefect.settings import (
-    PREFECT_API_AUTH_STRING,
-    PREFECT_API_URL,
-    PREFECT_CLIENT_MAX_RETRIES,
-    temporary_settings,
-)
+from prefect.settings import PREFECT_API_AUTH_STRING, PREFECT_API_URL, PREFECT_CLIENT_MAX_RETRIES, temporary_settings
 from prometheus_client import CollectorRegistry
 from prometheus_client.core import GaugeMetricFamily
 from prometheus_client.registry import Collector

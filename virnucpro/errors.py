@@ -455,7 +455,7 @@ def of_surroundings(error: BaseException, place: str | Path = "") -> Surrounding
     if number in _LIMITS:
         return SurroundingsError(path or place, what, "raise ulimit -n", ExitCode.CONFIGURATION)
     if number in _DISK:
-        return SurroundingsError(path or place, what, "check this disk", ExitCode.CANNOT_WRITE)
+        return SurroundingsError(path or place, what, "check the disk and the permissions", ExitCode.CANNOT_WRITE)
     return None
 
 

@@ -50,8 +50,9 @@ if TYPE_CHECKING:
     PArray = np.ndarray[Any, np.dtype[np.floating[Any]]]
 
 BY_SEQUENCE = "by sequence"
-ESCAPED_IDS = "escaped ids"
 """Key of the count of embedded contigs with a score but no open frame."""
+ESCAPED_IDS = "escaped ids"
+"""Key of the count of contigs whose id tracks escape."""
 
 _OF_FRAMES = ("open_chunks", "viral_chunks", "frames", "viral_frames")
 """Columns that are unknown of a contig that is not embedded."""

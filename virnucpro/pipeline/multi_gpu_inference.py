@@ -23,13 +23,7 @@ from virnucpro.pipeline.executor import GPU_WORKER, Executor, LocalRanks
 from virnucpro.pipeline.hardware.device_claim import DeviceClaim, claim_devices, claim_of, devices_for
 from virnucpro.pipeline.plan.budget_probe import PROBE_WORKER
 from virnucpro.pipeline.run.run import failure_noted, running
-from virnucpro.pipeline.run.run_completion import (
-    aggregate_run,
-    close_run,
-    finished_result,
-    stop_run,
-    validate_run,
-)
+from virnucpro.pipeline.run.run_completion import aggregate_run, close_run, finished_result, stop_run, validate_run
 from virnucpro.pipeline.run.run_preparation import PreparedRun, prepare_run
 from virnucpro.pipeline.run.stages import Stages, call_stage
 from virnucpro.run_layout import RunLayout

@@ -21,13 +21,7 @@ from typing import TYPE_CHECKING
 from virnucpro import durable
 from virnucpro.allowed_roots import check_open
 from virnucpro.choices import SequenceKind
-from virnucpro.data.reading.compressed import (
-    BLOCK_BYTES,
-    GZIP,
-    MOST_START_BYTES,
-    UNPACKING_ERRORS,
-    packing_of,
-)
+from virnucpro.data.reading.compressed import BLOCK_BYTES, GZIP, MOST_START_BYTES, UNPACKING_ERRORS, packing_of
 from virnucpro.data.reading.read_formats import (
     BAM_COPY_LINES,
     BAM_END,

@@ -19,15 +19,7 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from virnucpro.models.contigs.nucleotide_codes import (
-    BACTERIAL,
-    CODONS,
-    NO_CODON,
-    RECODED,
-    RESIDUES,
-    GeneticCode,
-    word,
-)
+from virnucpro.models.contigs.nucleotide_codes import BACTERIAL, CODONS, NO_CODON, RECODED, RESIDUES, GeneticCode, word
 from virnucpro.models.contigs.pieces import FRAMES, Groups, ranges
 
 if TYPE_CHECKING:

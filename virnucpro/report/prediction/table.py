@@ -9,16 +9,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any, NamedTuple
 
-from virnucpro.report.html import (
-    Html,
-    counted,
-    data_block,
-    element,
-    nucleotides,
-    probability,
-    terms,
-    whole,
-)
+from virnucpro.report.html import Html, counted, data_block, element, nucleotides, probability, terms, whole
 from virnucpro.report.prediction.plots import CALL_CLASSES
 from virnucpro.report.prediction.summary import GROUPS
 from virnucpro.store.contig_table import COLUMNS, Call, texts
