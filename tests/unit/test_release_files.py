@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import subprocess
 import sys
 import tomllib
@@ -29,6 +30,28 @@ def test_files_for_github_and_citations_follow_their_schemas(file):
     command = [sys.executable, "-m", "check_jsonschema", "--builtin-schema", schema, REPOSITORY / file]
     done = subprocess.run(command, capture_output=True, text=True, timeout=60, check=False)
     assert done.returncode == 0, done.stdout + done.stderr
+
+
+def _steps(file):
+    workflow = yaml.safe_load((REPOSITORY / file).read_text())
+    assert workflow["permissions"] == {"contents": "read"}
+    for job in workflow["jobs"].values():
+        yield from job.get("steps", [job])
+
+
+def test_github_runs_what_ci_runs_and_nothing_else():
+    steps = [*_steps(".github/workflows/ci.yml")]
+    assert [step["run"] for step in steps if "run" in step] == ["bash .ci/run"]
+    assert [step["uses"].partition("@")[0] for step in steps if "uses" in step] == ["actions/checkout"]
+
+
+@pytest.mark.parametrize("file", [file for file in SCHEMAS if "workflows" in file])
+def test_what_a_workflow_runs_of_others_is_pinned_and_keeps_no_credentials(file):
+    for step in _steps(file):
+        if uses := step.get("uses"):
+            assert uses.startswith("./") or re.fullmatch(r"[\w/-]+@[0-9a-f]{40}", uses), uses
+            assert not uses.startswith("actions/checkout") or step["with"]["persist-credentials"] is False
+        assert "pip install" not in step.get("run", "") or "--require-hashes" in step["run"]
 
 
 def test_each_file_that_names_a_version_names_the_one_of_the_next_release():
