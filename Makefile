@@ -3,6 +3,7 @@
 # make e2e    the minutes-long tests: real Prefect on PostgreSQL, Prometheus, Chromium; make e2e-long: rare faults, all data
 # make clusters   Ray and Dask on two nodes of this machine, 20,000 proteins: killed, late, again and again; an hour or more
 # make soak   every fault many times over, under 30 minutes; the table goes to docs/reliability.md
+# make soak-calls   400 system calls of predict and embed fail, one in each run; about an hour; a table there, too
 # make lint   ruff, mypy --strict, import directions, the site of the documentation
 # make docs   the site: build/site; make picture: the README's picture of the demo's report, by Chromium
 # make wheel-check   the wheel without extras in a fresh environment: predict, embed, a deployment; about four minutes
@@ -25,7 +26,7 @@ export PYTHONNOUSERSITE := 1
 export PIP_DISABLE_PIP_VERSION_CHECK := 1
 export PIP_ROOT_USER_ACTION := ignore
 
-.PHONY: venv demo test e2e e2e-long clusters soak lint docs picture format wheel-check bench bench-large gpu-check gpu-check-file gpu-mutants clean
+.PHONY: venv demo test e2e e2e-long clusters soak soak-calls lint docs picture format wheel-check bench bench-large gpu-check gpu-check-file gpu-mutants clean
 
 venv: $(READY)
 
@@ -80,7 +81,11 @@ clusters: $(READY)
 		--cluster-proteins 20000
 
 soak: $(READY)
-	$(PY) -m pytest -s -m soak tests/faults --soak-table docs/reliability.md
+	$(PY) -m pytest -s -m soak tests/faults --ignore tests/faults/test_failing_calls.py --soak-table docs/reliability.md
+
+soak-calls: $(READY)
+	$(PY) -m pytest -s -m soak tests/faults/test_failing_calls.py --numprocesses 2 --dist load \
+		--soak-table docs/reliability.md --soak-name "failing calls"
 
 lint: $(READY)
 	$(PY) -m ruff check .

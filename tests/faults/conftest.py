@@ -28,7 +28,7 @@ from pathlib import Path
 
 import pytest
 
-TABLE_BEGIN, TABLE_END = "<!-- soak table: begin -->", "<!-- soak table: end -->"
+TABLE_BEGIN, TABLE_END = "<!-- {}: begin -->", "<!-- {}: end -->"
 PACKAGES = ("virnucpro", "torch", "h5py", "numpy")
 _PROPERTY = "soak_table"
 
@@ -80,6 +80,7 @@ def seed(request) -> int:
 
 def pytest_addoption(parser: pytest.Parser):
     parser.addoption("--soak-table", type=Path, help="file whose table of faults is replaced by this session's")
+    parser.addoption("--soak-name", default="soak table", help="what the table's place in the file is called")
 
 
 def pytest_terminal_summary(terminalreporter, exitstatus, config):
@@ -97,10 +98,11 @@ def pytest_terminal_summary(terminalreporter, exitstatus, config):
     path = config.getoption("--soak-table", default=None)
     if path is not None and exitstatus == pytest.ExitCode.OK:
         text = path.read_text(encoding="utf-8")
-        before, _, rest = text.partition(TABLE_BEGIN)
-        _, found, after = rest.partition(TABLE_END)
-        assert found, f"{path} has no place for the table: {TABLE_BEGIN} ... {TABLE_END}"
-        path.write_text(f"{before}{TABLE_BEGIN}\n{table}\n{TABLE_END}{after}", encoding="utf-8")
+        begin, end = (mark.format(config.getoption("--soak-name")) for mark in (TABLE_BEGIN, TABLE_END))
+        before, _, rest = text.partition(begin)
+        _, found, after = rest.partition(end)
+        assert found, f"{path} has no place for the table: {begin} ... {end}"
+        path.write_text(f"{before}{begin}\n{table}\n{end}{after}", encoding="utf-8")
 
 
 def as_markdown(rows) -> str:
