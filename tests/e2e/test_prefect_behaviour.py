@@ -425,6 +425,23 @@ def test_a_path_outside_the_roots_is_a_failed_run_that_says_so_and_nothing_was_o
 
 
 @pytest.mark.long
+@pytest.mark.long
+def test_an_input_that_becomes_a_link_out_of_the_roots_is_read_neither_by_the_next_process_nor_by_the_next_run(
+    worker, job
+):
+    run = job.start_and_wait_for_parts()
+    outside = job.folder.with_name(f"{job.folder.name}-elsewhere")
+    job.fasta.rename(outside)  # what is read would be the same: its place alone is wrong
+    job.fasta.symlink_to(outside)
+    for process in job.service.flow_process(run).children():
+        if "spawn_main" in " ".join(process.cmdline()):
+            process.kill()
+    for refused in (run, job.start()):
+        ended = job.service.wait_for_state(refused, "Failed", limit_s=RUN_LIMIT_S)
+        assert "VIRNUCPRO_DATA_ROOTS" in ended.state.message, ended.state.message
+    assert not (job.out / "embeddings.h5").exists()
+
+
 def test_a_second_signal_ends_a_run_whose_batch_hangs_at_once_enough_and_leaves_no_process(worker, job):
     control_file(job.control, rank=0, how="hang", before_batch=2, times=1, slow_s=0.1, failures_first=1)
     run = job.start()
