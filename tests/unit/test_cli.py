@@ -269,6 +269,7 @@ def test_json_on_standard_output_is_the_outcome_and_nothing_else(tmp_path, prote
         "rows": 40,
         "skipped": 0,
         "problems": [],
+        "notes": [],
     }
 
 

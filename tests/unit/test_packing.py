@@ -170,6 +170,7 @@ CHANGES_ROWS = {
     "gaps": GapPolicy.REMOVE,
     "stops": StopPolicy.X,
     "on_bad_record": BadRecordPolicy.SKIP,
+    "rna": True,
 }
 CHANGES_NO_ROW = {
     "weights_path": "/elsewhere/model.pt",
@@ -178,6 +179,7 @@ CHANGES_NO_ROW = {
     "sequence_kind": SequenceKind.DNA,
     "cache_dir": "/elsewhere",
     "cache_gib": 1.0,
+    "data_roots": "/elsewhere",
     "long_policy": LongPolicy.ERROR,
     "allow_empty": True,
     "log_level": "DEBUG",

@@ -18,7 +18,6 @@ from virnucpro.arrays import mapped
 from virnucpro.data.frames import FRAMES, chunk_bounds, chunks_per_contig
 from virnucpro.errors import ResultError
 from virnucpro.store import schema
-from virnucpro.store.manifest import is_recorded
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -169,6 +168,8 @@ class RowStream:
     """The rows of one embeddings file in order; a context manager."""
 
     def __init__(self, path: Path) -> None:
+        from virnucpro.store.manifest import is_recorded  # noqa: PLC0415  processes that score letters open no rows
+
         self.path = path
         self._file, self._rows = schema.open_embeddings(path, is_known=is_recorded(path))
         self._ids = schema.iter_sequence_ids(self._file, path)
