@@ -93,6 +93,8 @@ class NewFile:
         flags = os.O_RDWR | os.O_NOFOLLOW | os.O_CLOEXEC | (0 if exists else os.O_CREAT | os.O_EXCL)
         self._descriptor = os.open(path, flags, 0o666)  # minus the umask
         self._unsynced_bytes = 0
+        self.seal = b""
+        """sha256 of what stands before the trailer, once that is written."""
 
     def fileno(self) -> int:
         return self._descriptor
@@ -149,17 +151,19 @@ def replacing(path: Path, *, seal: bool = False) -> Iterator[NewFile]:
         with NewFile(temporary) as file:
             yield file
             if seal:
-                file.write(SEAL_MAGIC + file.sha256())
+                file.seal = file.sha256()
+                file.write(SEAL_MAGIC + file.seal)
             file.sync()
         failpoints.reach("file.rename")
         temporary.replace(path)
         sync_folder(path.parent)
 
 
-def write_bytes(path: Path, data: bytes, *, seal: bool = False) -> None:
-    """Write *data* to *path*, whole or not at all."""
+def write_bytes(path: Path, data: bytes, *, seal: bool = False) -> bytes:
+    """Write *data* to *path*, whole or not at all; return the sha256 in the seal."""
     with replacing(path, seal=seal) as file:
         file.write(data)
+    return file.seal
 
 
 def remove(path: Path) -> None:

@@ -42,6 +42,8 @@ if TYPE_CHECKING:
 _CONTENTS = struct.Struct("<32sQ8s")  # sha256 of the block numbers before it, how many, magic
 _CONTENTS_MAGIC = b"VNPBLKS1"
 _UNKNOWN = '{"unknown processor": ["an unknown host"]}'  # of parts that an earlier version wrote
+_known: set[bytes] = set()
+"""Seals of files that this process wrote, or has read: their bytes need no child (``in_child``)."""
 _READS_AHEAD = 64
 """Reads of scattered rows advised ahead (the best of 16 to 256, cold, on a virtual disk)."""
 
@@ -95,7 +97,8 @@ class SealedBlocks:
             with open(path, "rb", buffering=0, opener=only_regular) as sealed:
                 if durable.seal_of(sealed.fileno()) != checked:
                     raise SourceGoneError(path)
-        with schema.open_checked(path) as file, schema.damage_named(path):
+        is_known = checked is None and seal in _known
+        with schema.open_checked(path, is_known=is_known) as file, schema.damage_named(path):
             rows = schema.embeddings_of(file, path)
             blocks = schema.integers_of(file, schema.BLOCKS, path, shape=(None, 3))
             positions = schema.integers_of(file, schema.POSITIONS, path, shape=(rows.shape[0],))
@@ -108,6 +111,7 @@ class SealedBlocks:
             processors = merged_processors([dict(json.loads(str(file.attrs.get(schema.PROCESSORS, _UNKNOWN))))])
             found = cls(path, str(plan), blocks, positions, int(rows.shape[1]), offset_bytes, seal, processors)
         found._reopened().close()
+        _known.add(seal)
         return found
 
     def check(self) -> None:
@@ -205,7 +209,8 @@ def write_part(folder: Path, blocks: Sequence[BlockRows], *, plan_fingerprint: s
     digest = hashlib.sha256(table[:, :2].tobytes()).hexdigest()  # parts of different blocks never share a name
     path = folder / f"part_{table[0, 0]:09d}_{digest[:12]}.h5"
     with span(WRITING, block=blocks[0].block, blocks=len(blocks), sequences=int(table[:, 1].sum())):
-        durable.write_bytes(path, _image(blocks, table, plan_fingerprint, processor) + _contents(table), seal=True)
+        image = _image(blocks, table, plan_fingerprint, processor)
+        _known.add(durable.write_bytes(path, image + _contents(table), seal=True))
     return path
 
 
@@ -291,6 +296,7 @@ def write_shard(
             first += len(rows)
             on_step()
         new.write(_contents(blocks))
+    _known.add(new.seal)
 
 
 def _write_bookkeeping(file: h5py.File, blocks: IntArray, positions: IntArray) -> None:
