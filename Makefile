@@ -3,7 +3,7 @@
 # make e2e    the minutes-long tests: real Prefect on PostgreSQL, Prometheus, Chromium; make e2e-long: rare faults, all data
 # make clusters   Ray and Dask on two nodes of this machine, 20,000 proteins: killed, late, again and again; an hour or more
 # make soak   every fault many times over, under 30 minutes; the table goes to docs/reliability.md
-# make soak-calls   400 system calls of predict and embed fail, one in each run; about an hour; a table there, too
+# make soak-calls   400 system calls of predict and embed fail, one in each run; a quarter of an hour; a table there, too
 # make lint   ruff, mypy --strict, import directions, the site of the documentation
 # make docs   the site: build/site; make picture: the README's picture of the demo's report, by Chromium
 # make wheel-check   the wheel without extras in a fresh environment: predict, embed, a deployment; about four minutes

@@ -8,6 +8,7 @@ import os
 import shutil
 import tempfile
 import tomllib
+import tracemalloc
 from pathlib import Path
 
 import hypothesis
@@ -90,6 +91,17 @@ def data_dir() -> Path:
 def examples_dir() -> Path:
     """The bundled input."""
     return REPOSITORY / "examples"
+
+
+@pytest.fixture
+def little_memory():
+    """Fail where Python takes 32 MiB during the test: nothing is to be built for each item that a file only states."""
+    tracemalloc.start()
+    try:
+        yield
+        assert tracemalloc.get_traced_memory()[1] < 32 << 20
+    finally:
+        tracemalloc.stop()
 
 
 @pytest.fixture

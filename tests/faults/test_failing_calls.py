@@ -23,7 +23,7 @@ from tests.predictions import make_contigs, tables
 from virnucpro.pipeline.run.verification import verify_run
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping
+    from collections.abc import Mapping, Sequence
 
 SHORT = 0
 READING = {"open": [errno.EIO, errno.EMFILE, errno.EACCES, errno.ENOMEM], "read": [errno.EIO, errno.EINTR, SHORT]}
@@ -64,6 +64,30 @@ class Fault:
         return f"{self.call} {self.nth} {errno.errorcode.get(self.error, 'short')}"
 
 
+def run_with(
+    fault: Fault | None, arguments: Sequence[str | Path], library: Path, folders: Sequence[Path], counter: Path
+) -> tuple[int, str, int, int]:
+    """Run Python; return exit code, standard error, the calls of the fault's class, and how many failed."""
+    environment: Mapping[str, str] = {**os.environ, "OMP_NUM_THREADS": "1", "PYTHONPATH": str(ROOT)}
+    counter.write_bytes(bytes(4096))
+    if fault is not None:
+        environment |= {"LD_PRELOAD": str(library), "FAULT_COUNTER": str(counter), "FAULT_CALL": fault.call}
+        environment |= {"FAULT_FOLDERS": ":".join(map(str, folders))}
+        environment |= {"FAULT_NTH": str(fault.nth), "FAULT_ERRNO": str(fault.error)}
+    done = subprocess.run(
+        [sys.executable, *arguments],
+        env=environment,
+        cwd=ROOT,
+        capture_output=True,
+        text=True,
+        errors="replace",
+        check=False,
+        timeout=DEADLINE_S,
+    )
+    calls, failed = (int.from_bytes(counter.read_bytes()[at : at + 8], sys.byteorder) for at in (0, 8))
+    return done.returncode, done.stderr, calls, failed
+
+
 @dataclass(frozen=True)
 class Job:
     """A command over an input of its own in *folder*, with the shim *library* where a fault is given."""
@@ -77,26 +101,9 @@ class Job:
         return self.folder / "in" / "input.fa"
 
     def run(self, out: Path, fault: Fault | None = None) -> tuple[int, str, int, int]:
-        """Return exit code, standard error, the calls of the fault's class, and how many failed."""
-        environment: Mapping[str, str] = {**os.environ, "OMP_NUM_THREADS": "1", "PYTHONPATH": str(ROOT)}
-        counter = self.folder / f"{out.name}.counter"
-        counter.write_bytes(bytes(4096))
-        if fault is not None:
-            environment |= {"LD_PRELOAD": str(self.library), "FAULT_COUNTER": str(counter), "FAULT_CALL": fault.call}
-            environment |= {"FAULT_FOLDERS": f"{out}:{self.fasta.parent}"}
-            environment |= {"FAULT_NTH": str(fault.nth), "FAULT_ERRNO": str(fault.error)}
-        done = subprocess.run(
-            [sys.executable, "-m", "virnucpro", self.command, self.fasta, "-o", out, "--devices", "cpu"],
-            env=environment,
-            cwd=ROOT,
-            capture_output=True,
-            text=True,
-            errors="replace",
-            check=False,
-            timeout=DEADLINE_S,
-        )
-        calls, failed = (int.from_bytes(counter.read_bytes()[at : at + 8], sys.byteorder) for at in (0, 8))
-        return done.returncode, done.stderr, calls, failed
+        """As ``run_with``."""
+        arguments = ["-m", "virnucpro", self.command, self.fasta, "-o", out, "--devices", "cpu"]
+        return run_with(fault, arguments, self.library, [out, self.fasta.parent], self.folder / f"{out.name}.counter")
 
     def result(self, out: Path) -> object:
         return tables(out) if self.command == "predict" else (out / "embeddings.h5").read_bytes()
@@ -186,6 +193,34 @@ def test_a_file_that_cannot_be_opened_or_mapped_ends_the_run_with_its_cause_and_
         has_landed, found = violations(job, fault, tmp_path / f"out{number}", wanted)
         assert has_landed
         assert found == []
+
+
+WRITES_HDF5 = """
+import sys
+from pathlib import Path
+import numpy as np
+from virnucpro import durable
+from virnucpro.store import schema
+
+with durable.NewFile(Path(sys.argv[1])) as new, schema.created(new, most_bytes=1 << 16) as file:
+    schema.write_ids(file, 2, [["a", "b"]])
+    file.create_dataset(schema.BLOCKS, data=np.arange(6).reshape(2, 3), track_times=False)
+    file.create_dataset(schema.POSITIONS, data=np.arange(2), track_times=False)
+    schema.early_allocated(file, schema.EMBEDDINGS, (2, 3))
+"""
+
+
+@pytest.mark.timeout(300)
+def test_no_write_of_hdf5_fails_unseen(tmp_path, library):
+    for nth in range(1, 100):
+        out = tmp_path / f"{nth}.h5"
+        fault = Fault("write", nth, errno.ENOSPC)
+        code, said, _, failed = run_with(fault, ["-c", WRITES_HDF5, out], library, [tmp_path], out.with_suffix(".n"))
+        if not failed:  # there is no such write
+            break
+        assert code == 1, f"write {nth} is lost: {said}"
+        assert os.strerror(errno.ENOSPC) in said
+    assert nth > 4
 
 
 @pytest.mark.soak

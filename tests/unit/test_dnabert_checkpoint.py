@@ -5,7 +5,6 @@ from __future__ import annotations
 import json
 import os
 import pickle
-import tracemalloc
 from dataclasses import replace
 
 import pytest
@@ -70,17 +69,13 @@ def test_without_a_config_the_published_shape_is_expected(checkpoint):
         ({"num_hidden_layers": 10**5}, "does not hold the DNABERT-S encoder"),
     ],
 )
+@pytest.mark.usefixtures("little_memory")
 def test_a_config_that_contradicts_the_tensors_or_is_of_another_architecture_is_refused(checkpoint, changes, says):
     values = {**json.loads(CONFIG.to_json()), **changes}
     values = {name: value for name, value in values.items() if value is not None}
     (checkpoint.parent / "config.json").write_text(json.dumps(values))
-    tracemalloc.start()
-    try:
-        with pytest.raises(WeightsError, match=says):
-            load_dnabert_s(checkpoint, "cpu")
-        assert tracemalloc.get_traced_memory()[1] < 32 << 20  # nothing is built for each layer that a file states
-    finally:
-        tracemalloc.stop()
+    with pytest.raises(WeightsError, match=says):
+        load_dnabert_s(checkpoint, "cpu")
 
 
 @pytest.mark.timeout(60)

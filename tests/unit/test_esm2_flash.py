@@ -6,7 +6,6 @@ import argparse
 import copy
 import json
 import os
-import tracemalloc
 from pathlib import Path
 from types import SimpleNamespace
 
@@ -167,6 +166,7 @@ def test_checkpoint_whose_tensors_do_not_fit_its_settings_is_refused(encoder, tm
     ],
 )
 @pytest.mark.parametrize("suffix", ["safetensors", "pt"])
+@pytest.mark.usefixtures("little_memory")
 def test_numbers_of_a_checkpoint_that_cannot_be_are_refused(encoder, published, tmp_path, suffix, changes, says):
     path = tmp_path / f"odd.{suffix}"
     if suffix == "safetensors":
@@ -179,13 +179,8 @@ def test_numbers_of_a_checkpoint_that_cannot_be_are_refused(encoder, published, 
         names = {"num_layers": "encoder_layers", "hidden_dim": "encoder_embed_dim"}
         names["attention_heads"] = "encoder_attention_heads"
         _fair_esm_checkpoint(encoder, path, **{names[name]: value for name, value in changes.items()})
-    tracemalloc.start()
-    try:
-        with pytest.raises(WeightsError, match=says):
-            load_esm2_model(path, "cpu")
-        assert tracemalloc.get_traced_memory()[1] < 32 << 20  # nothing is built for each layer that a file states
-    finally:
-        tracemalloc.stop()
+    with pytest.raises(WeightsError, match=says):
+        load_esm2_model(path, "cpu")
 
 
 def test_tensors_larger_than_the_file_are_refused(encoder, tmp_path):

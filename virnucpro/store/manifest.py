@@ -96,10 +96,17 @@ class Manifest:
             **values,
         )
 
-    def check_file(self, file: Path) -> None:
-        """Raise ResultError where a file of the run's folder has not the recorded sha256; reads it, about 1 s a GB."""
-        if file.name in self.files:
-            durable.check_sha256(file, self.files[file.name])
+    def check_file(self, file: Path, folder: Path | None = None) -> bool:
+        """
+        Whether *file* of the run's *folder*, by default its own, is recorded; reads it whole, about 1 s a GB.
+
+        Raises:
+            ResultError: It has another sha256 than recorded.
+        """
+        name = file.relative_to(folder or file.parent).as_posix()
+        if name in self.files:
+            durable.check_sha256(file, self.files[name])
+        return name in self.files
 
     def end(self, state: str) -> None:
         """Note that the run ended just now, in this state."""
@@ -307,18 +314,13 @@ def read_manifest(path: Path) -> AnyManifest:
 
 def is_recorded(file: Path, folder: Path | None = None) -> bool:
     """
-    Whether the ``run.json`` in *folder*, by default beside the file, records it; reads the file whole, about 1 s a GB.
+    Whether the ``run.json`` in *folder*, by default beside the file, records it; as ``Manifest.check_file``.
 
     Raises:
         ResultError: The manifest is damaged, or the file has another sha256 than it recorded.
     """
-    folder = file.parent if folder is None else folder
-    manifest = FolderLayout(folder).manifest
-    files = read_manifest(manifest).files if manifest.exists() else {}
-    name = file.relative_to(folder).as_posix()
-    if name in files:
-        durable.check_sha256(file, files[name])
-    return name in files
+    manifest = FolderLayout(folder or file.parent).manifest
+    return manifest.exists() and read_manifest(manifest).check_file(file, folder)
 
 
 def with_checksum(values: Mapping[str, Any]) -> bytes:

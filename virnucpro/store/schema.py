@@ -74,6 +74,10 @@ _ROWS_BYTES = 4 << 20
 """Bytes of embeddings read or checked at a time."""
 _GAP_BYTES = 1 << 14
 """Bytes between two rows that are read rather than skipped: about what a second read costs."""
+_UNBUFFERED = "virnucpro-unbuffered"
+"""Driver of h5py that writes data at once: HDF5 keeps small writes until their dataset is closed, where h5py cannot
+raise that one failed."""
+h5py.register_driver(_UNBUFFERED, lambda access: access.set_sieve_buf_size(0))
 
 
 def open_hdf5(path: Path | str, mode: str, **driver: Any) -> h5py.File:
@@ -145,7 +149,7 @@ def created(new: NewFile, *, most_bytes: int) -> Iterator[h5py.File]:
         empty.flush()
         new.write(empty.id.get_file_image())
     new.reserve(most_bytes)
-    with open_hdf5(new.path, "r+") as file:
+    with open_hdf5(new.path, "r+", driver=_UNBUFFERED) as file:
         yield file
         file.flush()  # what fails while HDF5 closes a file is not raised
 

@@ -13,7 +13,7 @@ import hashlib
 import os
 import re
 import stat
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from enum import StrEnum
 from typing import TYPE_CHECKING
@@ -204,7 +204,8 @@ def open_regular(path: str) -> Iterator[int]:
             raise
         raise unreadable(path, error) from error
     finally:
-        os.close(descriptor)
+        with suppress(OSError):  # what was only read loses nothing
+            os.close(descriptor)
 
 
 def hash_content(descriptor: int) -> tuple[int, str]:
