@@ -77,6 +77,20 @@ def test_a_sequence_that_ends_the_process_is_found_and_every_other_has_its_row(t
     assert result.failed_ranks == []
 
 
+def test_sequences_that_end_processes_in_every_block_cost_their_own_rows_where_one_worker_is_all_there_is(tmp_path):
+    letters = random.Random(3)
+    sequences = {f"p{number}": "".join(letters.choices("ACDEFGHIKLMNPQRSTVWY", k=20)) for number in range(24)}
+    (tmp_path / "in.fasta").write_text("".join(f">{name}\n{text}\n" for name, text in sequences.items()))
+    poison = {sequences[name]: "exit7" for name in ("p0", "p8", "p16")}
+    faults = {"poison": poison, "before_batch": -1}
+    config = fakes.faulty_config(tmp_path / "faults.json", faults, token_budget=8 * 22, sequences_per_part=8)
+    result = run_embedding([tmp_path / "in.fasta"], tmp_path / "out", config, [CPU])
+    assert (result.state, result.num_missing, result.failed_ranks) == ("partial", 3, [])
+    with read_embeddings(result.output_path) as rows:
+        assert sorted(rows) == sorted(sequences.keys() - {"p0", "p8", "p16"})
+        assert all((rows[name] == fakes.hash_vector(sequences[name])).all() for name in rows)
+
+
 def test_a_sequence_that_raises_is_found_without_a_new_process(tmp_path, seed):
     result, sequences, name, _ = run_poisoned(tmp_path, "raise", count=120, seed=seed, ranks=1)
     check_only_one_is_missing(tmp_path, result, sequences, name, "application_error")

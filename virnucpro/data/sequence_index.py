@@ -12,6 +12,7 @@ import ctypes
 import errno
 import mmap
 import os
+from contextlib import suppress
 from dataclasses import dataclass
 from functools import cached_property
 from typing import TYPE_CHECKING, Any, Protocol
@@ -319,7 +320,8 @@ class SequenceIndex:
 
     def _close_files(self) -> None:
         for descriptor in self.__dict__.pop("_descriptors", {}).values():
-            os.close(descriptor)
+            with suppress(OSError):  # nothing was written
+                os.close(descriptor)
         self._descriptors = {}
 
     def fits(self, fasta_files: Sequence[str | Path], rules: InputRules) -> bool:

@@ -179,7 +179,14 @@ class BlockPool:
             self._free.append(block)
 
     def next_for(
-        self, rank: int, suspects: Collection[int], for_it: Sequence[int], *, idle: bool, may_take: bool
+        self,
+        rank: int,
+        suspects: Collection[int],
+        for_it: Sequence[int],
+        *,
+        idle: bool,
+        may_take: bool,
+        most: int = MOST_AT_ONCE,
     ) -> Grant | None:
         """
         Return what the process of *rank* does next; None: it has to wait, or to ask again once it is idle.
@@ -190,14 +197,15 @@ class BlockPool:
             for_it: Those that this rank may try, in this order.
             idle: Whether everything that the process has computed is durable.
             may_take: Whether it may have blocks of others.
+            most: Blocks, at most.
         """
         if not idle and self._is_tail():
             return None
-        if blocks := self._pop(self._unstarted[rank], suspects):
+        if blocks := self._pop(self._unstarted[rank], suspects, most):
             return self._give(rank, blocks)
         sources = self._sources(rank)
         for source, from_end in sources if may_take else ():
-            if blocks := self._pop(source, suspects, from_end=from_end):
+            if blocks := self._pop(source, suspects, most, from_end=from_end):
                 return self._give(rank, blocks)
         if not idle:
             return None
@@ -238,9 +246,9 @@ class BlockPool:
         unstarted = len(self._free) + sum(map(len, self._unstarted.values()))
         return num_live > 1 and unstarted <= TAIL * num_live
 
-    def _pop(self, source: deque[int], suspects: Collection[int], *, from_end: bool = False) -> list[int]:
+    def _pop(self, source: deque[int], suspects: Collection[int], most: int, *, from_end: bool = False) -> list[int]:
         """Take a few blocks that are checked and not suspect from *source*."""
-        wanted = max(1, min(MOST_AT_ONCE, len(source) // BLOCKS_OF_A_GRANT))
+        wanted = max(1, min(most, len(source) // BLOCKS_OF_A_GRANT))
         found: list[int] = []
         put_back: list[int] = []
         while source and len(found) < wanted:

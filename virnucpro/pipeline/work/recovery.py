@@ -9,6 +9,9 @@ narrows it down, one step for each death:
 3. a sequence that was in flight alone twice is quarantined: it gets no row but a line in ``failed_sequences.tsv``;
    a block that fails only as a whole keeps the rows of its sequences computed one by one.
 
+A process that follows a failed one begins with a block's sequences one by one: several sequences that end processes then
+do not look like a device that is gone.
+
 A poisoned sequence thus costs at most four more starts of a process, whatever the size of its block. What is learned
 holds for this start of the run: the next one tries everything again.
 
@@ -31,7 +34,7 @@ from typing import TYPE_CHECKING, Any, Protocol
 import structlog
 
 from virnucpro.pipeline.failures import FailureClass, OomKills
-from virnucpro.pipeline.work.block_pool import SINGLY, Assignment, BlockPool
+from virnucpro.pipeline.work.block_pool import MOST_AT_ONCE, SINGLY, Assignment, BlockPool
 from virnucpro.settings import MAX_STARTS
 from virnucpro.telemetry.ranks import claimed_messages, runs_of, whole_blocks
 from virnucpro.telemetry.snapshot import ProcessEnd
@@ -140,7 +143,7 @@ class Recovery:
         self._standings = {rank.rank: Standing(rank) for rank in ranks}
         self._deaths: list[Death] = []
         self._excluded: dict[int, Quarantine] = {}
-        """What was quarantined when that was last looked at."""
+        """What was quarantined when a worker or this class was last told."""
         self._known: dict[int, Quarantine] = {}
         """By index position, of sequences that were quarantined elsewhere."""
         self._changed = threading.Condition()
@@ -246,7 +249,14 @@ class Recovery:
         suspects, healthy = self._suspects(), self._healthy()
         for_it = [block for block in sorted(suspects, key=suspects.__getitem__) if rank in self._next_to_try(block)]
         may_take = rank in healthy or not healthy
-        return self._pool.next_for(rank, suspects, for_it, idle=idle, may_take=may_take)
+        if self._is_doubted(rank) and not idle:
+            return None
+        most = 1 if self._is_doubted(rank) else MOST_AT_ONCE
+        return self._pool.next_for(rank, suspects, for_it, idle=idle, may_take=may_take, most=most)
+
+    def _is_doubted(self, rank: int) -> bool:
+        """Whether a rank has failed, and computed nothing since: it begins with the sequences of a block one by one."""
+        return self._standings[rank].fruitless > 0
 
     def _healthy(self) -> set[int]:
         """Return the ranks whose process runs and has computed something since the last failure, if there was one."""
@@ -270,7 +280,9 @@ class Recovery:
         blocks = set(grant.blocks)
         for message in () if grant.to_check else claimed_messages(blocks):
             self._observer.on_message(rank, message)
-        quarantined = sorted(position for position, why in self._quarantined().items() if why.block in blocks)
+        excluded = {position: why for position, why in self._quarantined().items() if why.block in blocks}
+        self._excluded |= excluded  # should what counts against one be dropped, its block is computed again
+        quarantined = sorted(excluded)
         answers: list[dict[str, Any]] = [
             {"quarantined": quarantined[at : at + _POSITIONS_IN_A_MESSAGE]}
             for at in range(0, len(quarantined), _POSITIONS_IN_A_MESSAGE)
@@ -279,8 +291,9 @@ class Recovery:
             "answer": "check" if grant.to_check else "compute",
             "runs": list(runs_of(list(grant.blocks))),
         }
-        if grant.is_suspect:
-            answer["suspects"] = [[block, self._suspects()[block]] for block in grant.blocks]
+        least = SINGLY if self._is_doubted(rank) and not grant.to_check else 0
+        if grant.is_suspect or least:
+            answer["suspects"] = [[block, max(self._suspects().get(block, 0), least)] for block in grant.blocks]
             # those of a device that may be gone would come last, where what really ends processes is to be
             credible = [death for death in self._deaths if death.is_proved or death.rank == rank]
             lone = {position for death in credible for position, block in death.alone.items() if block in blocks}
