@@ -9,8 +9,8 @@ narrows it down, one step for each death:
 3. a sequence that was in flight alone twice is quarantined: it gets no row but a line in ``failed_sequences.tsv``;
    a block that fails only as a whole keeps the rows of its sequences computed one by one.
 
-A process that follows a failed one begins with a block's sequences one by one: several sequences that end processes then
-do not look like a device that is gone.
+A process that follows a failed one begins with a block's sequences one by one: several sequences that end processes
+then do not look like a device that is gone.
 
 A poisoned sequence thus costs at most four more starts of a process, whatever the size of its block. What is learned
 holds for this start of the run: the next one tries everything again.
