@@ -52,6 +52,16 @@ def _rebuild(cls: type[VirNucProError], args: tuple[Any, ...], attributes: dict[
     return error
 
 
+class _FileError(VirNucProError):
+    """Concerns the file or folder *path*; *what* is wrong with it."""
+
+    sentence = "{path}: {what}"
+
+    def __init__(self, path: str | Path, what: str) -> None:
+        self.path, self.what = str(path), what
+        super().__init__(self.sentence.format(path=path, what=what))
+
+
 # --- input -----------------------------------------------------------------------------------------------------------
 
 
@@ -104,26 +114,17 @@ class InputChangedError(VirNucProError):
         super().__init__(f"{path}: the file changed after it was indexed{record}: start the run again on a stable copy")
 
 
-class IndexFormatError(VirNucProError, ValueError):
+class IndexFormatError(_FileError, ValueError):
     """A sequence index cannot be read."""
 
     exit_code = ExitCode.BAD_INPUT
-
-    def __init__(self, path: str | Path, what: str) -> None:
-        self.path = str(path)
-        self.what = what
-        super().__init__(f"{path}: not a usable sequence index ({what}): delete it and run `virnucpro index` again")
+    sentence = "{path}: not a usable sequence index ({what}): delete it and run `virnucpro index` again"
 
 
-class ResultError(VirNucProError, ValueError):
+class ResultError(_FileError, ValueError):
     """A result file is missing, damaged or not of its run."""
 
     exit_code = ExitCode.BAD_INPUT
-
-    def __init__(self, path: str | Path, what: str) -> None:
-        self.path = str(path)
-        self.what = what
-        super().__init__(f"{path}: {what}")
 
 
 class SourceGoneError(ResultError):
@@ -197,15 +198,10 @@ class ClassifierMismatchError(ConfigurationError):
         )
 
 
-class ClassifierFileError(VirNucProError, ValueError):
+class ClassifierFileError(_FileError, ValueError):
     """The file of a published classifier is refused; nothing in it was executed."""
 
     exit_code = ExitCode.BAD_INPUT
-
-    def __init__(self, path: str | Path, what: str) -> None:
-        self.path = str(path)
-        self.what = what
-        super().__init__(f"{path}: {what}")
 
 
 class DeviceError(ConfigurationError):
@@ -372,15 +368,11 @@ class WorkersFailedError(VirNucProError, RuntimeError):
         )
 
 
-class CacheError(VirNucProError):
+class CacheError(_FileError):
     """The embedding cache cannot be used; a run continues without it."""
 
     exit_code = ExitCode.CANNOT_WRITE
-
-    def __init__(self, path: str | Path, what: str) -> None:
-        self.path = str(path)
-        self.what = what
-        super().__init__(f"the embedding cache {path} cannot be used: {what}")
+    sentence = "the embedding cache {path} cannot be used: {what}"
 
 
 class StoppedError(VirNucProError):
