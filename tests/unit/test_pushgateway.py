@@ -13,11 +13,14 @@ from urllib.parse import unquote
 import pytest
 from prometheus_client import CollectorRegistry, Gauge
 from prometheus_client.core import GaugeMetricFamily
+from structlog.testing import capture_logs
 
 from virnucpro.errors import ConfigurationError
+from virnucpro.run_layout import RunLayout
 from virnucpro.telemetry.metrics import pushgateway
 from virnucpro.telemetry.metrics.options import MetricsOptions
 from virnucpro.telemetry.metrics.pushgateway import FORGOTTEN_S, Pushgateway
+from virnucpro.telemetry.run_telemetry import RunTelemetry
 
 HOST = socket.gethostname()
 RUN_ID = "0123456789ab"
@@ -103,7 +106,8 @@ def test_a_gateway_may_be_below_a_path(registry):
 @pytest.mark.parametrize(
     "url",
     ["", "gateway:9091", "ftp://gateway", "file:///etc/passwd", "http://", "http://[", "http://a:b", "http://a:99999",
-     "http://a:0", "http://a b", "http://a/\x1b[31m", "http://a?x=1", "http://a#x", "http://" + "a" * 64],
+     "http://a:0", "http://a b", "http://a/\x1b[31m", "http://a?x=1", "http://a#x", "http://a/\u00fc",
+     "http://" + "a" * 64],
 )  # fmt: skip
 def test_what_is_no_address_of_a_gateway_is_refused(url):
     with pytest.raises(ConfigurationError, match="such as http://gateway:9091"):
@@ -146,7 +150,26 @@ def test_a_gateway_that_speaks_something_else_is_one_sentence(registry):
         thread.start()
         problem = Pushgateway(f"http://127.0.0.1:{listening.getsockname()[1]}", registry, RUN_ID).push()
         thread.join()
-    assert "cannot be reached" in problem
+    assert problem.endswith("cannot be used: BadStatusLine")
+
+
+@pytest.mark.parametrize("proxy", ["http:/me:secret@proxy:1", "http://me:secret", "http://me:secret@a..b"])
+def test_a_proxy_that_cannot_be_used_is_one_sentence_without_its_password(registry, monkeypatch, proxy):
+    monkeypatch.setenv("http_proxy", proxy)
+    problem = Pushgateway("http://gateway:9091", registry, RUN_ID).push()
+    assert problem.startswith("the pushgateway http://gateway:9091 cannot be used: ")
+    assert "secret" not in problem
+
+
+def test_figures_that_cannot_be_made_are_one_sentence():
+    class Broken:
+        def collect(self):
+            raise ZeroDivisionError
+
+    registry = CollectorRegistry()
+    registry.register(Broken())
+    problem = Pushgateway("http://gateway:9091", registry, RUN_ID).push()
+    assert problem == "the pushgateway http://gateway:9091 cannot be used: ZeroDivisionError"
 
 
 def test_a_gateway_that_hangs_is_given_up(registry, monkeypatch):
@@ -185,15 +208,14 @@ def test_a_run_pushes_regularly_and_once_more_at_its_end(monkeypatch, interval_s
     assert told == []
 
 
-def test_what_goes_wrong_is_said_once_and_pushing_goes_on(registry, monkeypatch):
+def test_what_goes_wrong_is_logged_once_and_pushing_goes_on(tmp_path, monkeypatch):
     monkeypatch.setattr(pushgateway, "INTERVAL_S", 0.02)
-    told = []
-    with a_gateway(PUT=(503, b"busy")) as gateway:
-        mine = Pushgateway(gateway.url, registry, RUN_ID)
-        mine.start(told.append)
-        wait_until(lambda: len(gateway.asked) >= 5)
-        mine.stop()
-        assert told == [f"the pushgateway {gateway.url} refused the metrics: 503 busy"]
+    with a_gateway(PUT=(503, b"busy")) as gateway, capture_logs() as logs:
+        telemetry = RunTelemetry(MetricsOptions(pushgateway=gateway.url))
+        with telemetry, telemetry.running(RunLayout(tmp_path / "out"), RUN_ID):
+            wait_until(lambda: len(pushes(gateway)) >= 5)
+    reasons = [line["reason"] for line in logs if line["event"] == "metrics.not_pushed"]
+    assert reasons == [f"the pushgateway {gateway.url} refused the metrics: 503 busy"]
 
 
 def test_the_end_of_a_run_does_not_wait_for_a_gateway_that_hangs(registry, monkeypatch):

@@ -49,7 +49,8 @@ def _check_address(url: str) -> None:
     """Refuse an address that cannot be a pushgateway's, or that holds a password, which would stand in messages."""
     try:
         parts = urlsplit(url)
-        is_good = parts.scheme in {"http", "https"} and (parts.hostname or "").encode("idna") and parts.port != 0
+        is_host = (parts.hostname or "").encode("idna") and parts.port != 0
+        is_good = parts.scheme in {"http", "https"} and is_host and parts.path.isascii()
     except ValueError:
         is_good = False
     if not is_good or parts.query or parts.fragment or url != printable(url) or " " in url:

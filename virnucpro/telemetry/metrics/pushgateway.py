@@ -50,7 +50,7 @@ class Pushgateway:
         self._thread: threading.Thread | None = None
 
     def start(self, warn: Callable[[str], None]) -> None:
-        """Remove stale groups, then push every ``INTERVAL_S`` in a thread, which calls *warn* once on failure."""
+        """Remove stale groups, then push every ``INTERVAL_S`` in a thread, which calls *warn* at each failure."""
         self._thread = threading.Thread(target=self._run, args=(warn,), name="pushgateway", daemon=True)
         self._thread.start()
 
@@ -68,8 +68,10 @@ class Pushgateway:
             push_to_gateway(self.url, JOB, self._registry, self._group, timeout=REQUEST_LIMIT_S)
         except HTTPError as error:
             return f"the pushgateway {self.url} refused the metrics: {error.code} {_reason(error)}"
-        except (OSError, HTTPException) as error:
+        except OSError as error:
             return f"the pushgateway {self.url} cannot be reached: {printable(str(getattr(error, 'reason', error)))}"
+        except Exception as error:  # noqa: BLE001  not its text, which may show a proxy's password
+            return f"the pushgateway {self.url} cannot be used: {type(error).__name__}"
         return None
 
     def remove_forgotten(self) -> None:
@@ -93,12 +95,9 @@ class Pushgateway:
 
     def _run(self, warn: Callable[[str], None]) -> None:
         self.remove_forgotten()
-        has_warned = False
         while True:
             is_last = self._ending.is_set()
-            problem = self.push()
-            if problem is not None and not has_warned:
-                has_warned = True
+            if problem := self.push():
                 warn(problem)
             if is_last:
                 return
