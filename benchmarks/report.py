@@ -55,11 +55,6 @@ def interval(figures: dict[str, float]) -> str:
     return f"{figures['median']:g} ({figures['least']:g} to {figures['greatest']:g})"
 
 
-def percentages(figures: dict[str, float]) -> str:
-    """Write median and range of shares."""
-    return f"{figures['median']:.2%} ({figures['least']:.2%} to {figures['greatest']:.2%})"
-
-
 def comparison() -> str:
     """Return the comparison with other programs in Markdown."""
     lines = [HEADER, "| --- | --- | --- | --- | --- | --- | --- | --- |"]
@@ -127,27 +122,6 @@ def _file_lines() -> list[str]:
             f"| sealed parts, MB of float32 per second | {interval(hdf5['part']['mb_per_second'])} |",
             f"| a shard of them, MB of float32 per second | {interval(hdf5['shard']['mb_per_second'])} |",
         ]
-    if durability := latest("durability"):
-        ratios = durability["durable_over_not"]
-        lines.append(
-            f"| parts, fsync and checksums, {durability['sequences']:,} proteins: CPU seconds over those without "
-            f"(seconds) | {interval(ratios['cpu_s'])} ({interval(ratios['wall_s'])}) |"
-        )
-    if telemetry := latest("telemetry"):
-        which = f"{telemetry['sequences']:,} proteins, {telemetry['workers']} workers"
-        share = percentages(telemetry["share_of_the_parent"]["watched"])
-        ratios = [interval(telemetry[name]["all_s"]) for name in ("watched_over_unwatched", "profiled_over_watched")]
-        lines += [
-            f"| metrics, bars and monitors, {which}: the parent's CPU seconds for them as a share of all | {share} |",
-            f"| all CPU seconds with them, over those without; with `--profile`, too | {'; '.join(ratios)} |",
-        ]
-    if int8 := latest("int8_on_cpu"):
-        for name in ("bf16", "int8"):
-            figures = int8[name]
-            lines.append(
-                f"| 8M, {name} on the CPU: times as fast as fp32; least cosine to it "
-                f"| {interval(figures['times_as_fast_as_fp32'])}; {figures['cosine']['least']} |"
-            )
     return lines
 
 
@@ -167,16 +141,6 @@ def _prediction_lines() -> list[str]:
             f"| {interval(row['frames_per_cpu_second'])} |"
             for widths, row in classification["widths (DNA,protein)"].items()
         ]
-    if stages := latest("stages"):
-        lines.append(
-            f"| `predict` with ESM-2 8M, {stages['counts']['frames']:,} frames, {stages['workers']} workers: share of "
-            f"all stages other than embedding | {stages['share_of_other_stages']:.1%} |"
-        )
-    if both := latest("two_models"):
-        lines.append(
-            f"| both models side by side with a worker each, over one after the other with {both['workers']}, "
-            f"{both['frames']:,} frames: seconds | {interval(both['side_by_side_over_one_after_the_other'])} |"
-        )
     return lines
 
 

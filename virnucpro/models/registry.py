@@ -65,7 +65,7 @@ ESM2 = ModelFamily(
     letters_per_token=1.0,
     max_letters=DEFAULT_MAX_RESIDUES,
     # as fair-esm's own ESMFold runs the 3B model; on 4,000 real frames bf16 fell to a cosine of 0.9963 and moved eleven
-    # times as many predictions (benchmarks/precision_on_predictions.py)
+    # times as many predictions (docs/models.md)
     gpu_precision=Precision.FP16,
 )
 DNABERT_S = ModelFamily(

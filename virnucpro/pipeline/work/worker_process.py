@@ -293,7 +293,7 @@ def _without_dasks() -> dict[str, str | None]:
     """
     Return what takes back a setting that Dask's nannies make: to give every freed 64 KiB back to the system.
 
-    It costs a worker on CPUs half as much time again, for pages that it touches anew (``benchmarks/cluster_overhead``).
+    It costs a worker on CPUs half as much time again, for pages that it touches anew (deployments/clusters/README.md).
     Source: https://distributed.dask.org/en/stable/worker-memory.html#automatically-trim-memory
     """
     return {TRIM_VARIABLE: None} if os.environ.get(TRIM_VARIABLE) == DASKS_TRIM else {}
