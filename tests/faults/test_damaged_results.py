@@ -21,13 +21,13 @@ from tests.command_line import run
 from tests.faults.forked import run_job
 from tests.made_prediction import Contig, make_prediction
 from tests.strategies import MadeRun, edit_manifest
-from virnucpro import durable, read_embeddings, read_prediction
+from virnucpro import durable, in_child, read_embeddings, read_prediction
 from virnucpro.choices import ResultForm
 from virnucpro.errors import ResultError
 from virnucpro.pipeline.devices import CPU
 from virnucpro.pipeline.multi_gpu_inference import run_embedding
 from virnucpro.report.prediction.artifacts import report_markdown
-from virnucpro.store import in_child, schema
+from virnucpro.store import schema
 from virnucpro.store.parts import SealedBlocks, part_paths
 from virnucpro.store.results import hdf5
 from virnucpro.training.evaluation.tables import read_scores

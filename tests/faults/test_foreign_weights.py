@@ -1,20 +1,27 @@
-"""A classifier's weights that give no sound score, behind a right sha256: refused before anything is embedded."""
+"""Weights from somebody hostile: a classifier's that give no sound score, checkpoints that take any time or memory."""
 
 from __future__ import annotations
 
 import hashlib
 import json
+import resource
 import shutil
+import struct
+import zipfile
 import zlib
 from contextlib import suppress
 
 import numpy as np
 import pytest
+import torch
 from safetensors.numpy import load, save
 
 from tests.settings import prediction_config
 from virnucpro.errors import WeightsError
 from virnucpro.models.classifier_files.card import CONTIG_WEIGHTS_NAME, WEIGHTS_NAME
+from virnucpro.models.dnabert_s import load_dnabert_s
+from virnucpro.models.encoders.dnabert_checkpoint import MosaicBertConfig
+from virnucpro.models.esm2_flash import load_esm2_model
 from virnucpro.models.registry import BUNDLED_WEIGHTS_DIR
 
 BUNDLED = BUNDLED_WEIGHTS_DIR / "virnucpro-tiny"
@@ -66,3 +73,24 @@ def test_every_tensor_of_a_classifier_that_is_spoilt_in_any_way_is_refused(tmp_p
     soak_table("a corrupt tensor of a classifier, with a matching sha256", tries=tries, differing=len(taken))
     assert taken == []
     assert tries > 50
+
+
+GETS = b"N" + b"q\x01h\x01\x86" * 60
+GREEDY = {
+    "a dictionary whose key takes 2^60 steps to hash": b"}" + GETS + b"K\x01s.",
+    "a byte array of 6 GB": b"c__builtin__\nbytearray\n(\x8a\x08" + struct.pack("<q", 6 << 30) + b"tR.",
+}
+
+
+@pytest.mark.parametrize("load_model", [load_esm2_model, load_dnabert_s])
+@pytest.mark.parametrize("greedy", GREEDY.values(), ids=GREEDY)
+def test_a_checkpoint_of_400_bytes_that_asks_for_any_time_or_memory_is_refused(tmp_path, load_model, greedy):
+    path = tmp_path / "model.pt"
+    with zipfile.ZipFile(path, "w") as archive:
+        for name, data in {"data.pkl": greedy, "byteorder": b"little", "version": b"3\n"}.items():
+            archive.writestr(f"model/{name}", data)
+    (tmp_path / "config.json").write_text(MosaicBertConfig().to_json())
+    before = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
+    with pytest.raises(WeightsError, match="takes more time or memory than a sound file"):
+        load_model(path, torch.device("cpu"))
+    assert resource.getrusage(resource.RUSAGE_SELF).ru_maxrss - before < 1 << 20

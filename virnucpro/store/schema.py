@@ -21,8 +21,8 @@ import h5py
 import numpy as np
 
 from virnucpro.errors import ResultError
+from virnucpro.in_child import read_in_child
 from virnucpro.run_folders import only_regular
-from virnucpro.store.in_child import read_in_child
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator

@@ -19,13 +19,12 @@ from dataclasses import asdict, dataclass, fields
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
-import torch
 from safetensors import safe_open
 from tokenizers import Tokenizer
 
 from virnucpro.choices import DEFAULT_DNA_MODEL
 from virnucpro.errors import SequenceError, WeightsError
-from virnucpro.models.encoders.esm2_checkpoint import check_numbers, check_shapes, reading_checkpoint
+from virnucpro.models.encoders.esm2_checkpoint import check_numbers, check_shapes, load_pickled, reading_checkpoint
 from virnucpro.models.registry import BUNDLED_WEIGHTS_DIR
 from virnucpro.run_folders import read_bytes
 
@@ -33,6 +32,7 @@ if TYPE_CHECKING:
     from collections.abc import Sequence
     from pathlib import Path
 
+    import torch
     from numpy.typing import NDArray
 
 
@@ -93,7 +93,7 @@ def open_dnabert_checkpoint(path: Path, *, vocabulary: int) -> tuple[MosaicBertC
         if path.suffix == ".safetensors":
             config, tensors = _read_safetensors(path)
         else:
-            config, tensors = _config_beside(path), torch.load(path, map_location="cpu", weights_only=True)
+            config, tensors = _config_beside(path), load_pickled(path)
         named = {name.removeprefix("bert."): tensor for name, tensor in tensors.items()}
         named = {name: tensor for name, tensor in named.items() if not _NOT_THE_ENCODER.search(name)}
         check_shapes(path, "DNABERT-S encoder", config, named, _expected_shapes(config, len(named)))

@@ -18,15 +18,18 @@ import json
 import pickle
 import re
 import struct
+import zipfile
 from contextlib import contextmanager
 from dataclasses import asdict, dataclass, fields, replace
+from functools import partial
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import torch
 from safetensors import SafetensorError, safe_open
 
-from virnucpro.errors import SequenceError, WeightsError
+from virnucpro.errors import ResultError, SequenceError, WeightsError, is_of_memory
+from virnucpro.in_child import read_in_child
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
@@ -93,11 +96,32 @@ def reading_checkpoint(path: Path, kind: str) -> Iterator[None]:
         yield
     except WeightsError:
         raise
-    except (pickle.UnpicklingError, SafetensorError, EOFError, OSError, RuntimeError) as error:
-        reason = str(error).strip().partition("\n")[0]
+    except (pickle.UnpicklingError, SafetensorError, ResultError, EOFError, OSError, RuntimeError) as error:
+        reason = str(getattr(error, "what", error)).strip().partition("\n")[0]
         raise WeightsError(path.stem, f"{path} cannot be read ({reason}): fetch it again") from error
     except (ArithmeticError, AssertionError, AttributeError, LookupError, TypeError, ValueError, struct.error) as error:
         raise WeightsError(path.stem, f"{path} is not {kind} ({type(error).__name__}: {error})") from error
+
+
+def load_pickled(path: Path) -> dict[str, Any]:
+    """
+    Load a ``.pt`` without executing its content.
+
+    Raises:
+        ResultError: Loading it crashes, never ends or asks for too much memory; 400 bytes of pickle can.
+    """
+    load = partial(torch.load, path, map_location="cpu", weights_only=True)
+
+    def try_to_load(_: Path) -> None:
+        try:
+            load(mmap=zipfile.is_zipfile(path))
+        except Exception as error:  # raised again below
+            if is_of_memory(error):
+                raise
+
+    read_in_child(path, try_to_load)
+    contents: dict[str, Any] = load()
+    return contents
 
 
 def check_numbers(stated: Architecture | MosaicBertConfig, width: int, divisor: int) -> None:
@@ -125,7 +149,7 @@ def check_shapes(
 def _read_fair_esm(path: Path) -> tuple[Architecture, dict[str, torch.Tensor]]:
     """Read a ``.pt`` whose ``cfg`` is a namespace, the one class it may hold besides tensors."""
     with torch.serialization.safe_globals([argparse.Namespace]):
-        contents: dict[str, Any] = torch.load(path, map_location="cpu", weights_only=True)
+        contents = load_pickled(path)
     settings = contents["cfg"]["model"]
     tensors = {_FAIR_ESM_PREFIX.sub("", name): tensor for name, tensor in contents["model"].items()}
     architecture = Architecture(

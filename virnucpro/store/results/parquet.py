@@ -21,8 +21,8 @@ import numpy as np
 
 from virnucpro import durable
 from virnucpro.errors import ConfigurationError, ResultError, printable
+from virnucpro.in_child import read_in_child
 from virnucpro.store import schema
-from virnucpro.store.in_child import read_in_child
 from virnucpro.store.manifest import is_recorded
 from virnucpro.store.results.hdf5 import most_rows_of_shard, shard_bounds
 from virnucpro.store.results.result import IdOrder, Result, RowNumbers, check_finite, check_rows
