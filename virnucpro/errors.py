@@ -252,7 +252,7 @@ class OutputError(VirNucProError, OSError):
         self.what = what
         if what == os.strerror(errno.EEXIST):
             what = "a file of that name is there: name a folder"
-        is_full = what in {os.strerror(errno.ENOSPC), os.strerror(errno.EDQUOT)}
+        is_full = what in map(os.strerror, _FULL)
         remedy = ": free some space, then start the same command again" if is_full else ""
         super().__init__(f"cannot write {path}: {what}{remedy}")
 
@@ -400,8 +400,9 @@ _OF_MEMORY = re.compile(r"an(?:no|')t allocate memory|failed to map segment|can'
 """What the loader, torch and Python say of memory, in errors that have no number."""
 _OF_HDF5 = re.compile(r"(?:filename = '([^']*)'.*?)?errno = (\d+)", re.DOTALL)
 _LIMITS = (errno.EMFILE, errno.ENFILE)
-_DISK = {errno.EIO, errno.ENOSPC, errno.EDQUOT, errno.EROFS, errno.EFBIG, errno.EACCES, errno.EPERM, errno.ENOLCK}
-_DISK |= {errno.ESTALE, errno.ENODEV, errno.ENXIO}
+_FULL = {errno.ENOSPC, errno.EDQUOT}
+_DISK = {errno.EIO, errno.EROFS, errno.EFBIG, errno.EACCES, errno.EPERM, errno.ENOLCK, errno.ESTALE, errno.ENODEV}
+_DISK |= _FULL | {errno.ENXIO}
 
 
 class SurroundingsError(VirNucProError):
@@ -454,7 +455,7 @@ def of_surroundings(error: BaseException, place: str | Path = "") -> Surrounding
 def unreadable(path: str, error: OSError) -> BadInputError | SurroundingsError:
     """Return what to raise where the system cannot read the input *path*."""
     found = of_surroundings(error, path)
-    if found is not None and found.exit_code is ExitCode.CONFIGURATION:
+    if found is not None and (found.exit_code is ExitCode.CONFIGURATION or error.errno in _FULL):
         return found
     what = error.strerror or str(error)
     return BadInputError([InputProblem(path, None, what, "check the disk, then copy the file again")])

@@ -199,6 +199,13 @@ def test_what_memory_disk_or_limits_fail_with_has_its_cause_file_and_code(raised
     assert str(error).startswith(named)
 
 
+@pytest.mark.parametrize(("number", "code"), [(errno.EIO, 65), (errno.ENOSPC, 73), (errno.EMFILE, 78)])
+def test_an_input_that_cannot_be_read_is_bad_input_unless_a_full_disk_or_a_limit_is_the_cause(number, code):
+    error = errors.unreadable("in.fa", OSError(number, os.strerror(number)))
+    assert int(error.exit_code) == code
+    assert str(error).startswith("in.fa: " + os.strerror(number))
+
+
 def test_a_defect_is_none_of_the_surroundings():
     assert errors.of_surroundings(KeyError("x")) is None
     assert errors.of_surroundings(RuntimeError("x")) is None
