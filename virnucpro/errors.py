@@ -52,7 +52,7 @@ def _rebuild(cls: type[VirNucProError], args: tuple[Any, ...], attributes: dict[
     return error
 
 
-class _FileError(VirNucProError):
+class _OfFileError(Exception):
     """Concerns the file or folder *path*; *what* is wrong with it."""
 
     sentence = "{path}: {what}"
@@ -114,14 +114,14 @@ class InputChangedError(VirNucProError):
         super().__init__(f"{path}: the file changed after it was indexed{record}: start the run again on a stable copy")
 
 
-class IndexFormatError(_FileError, ValueError):
+class IndexFormatError(_OfFileError, VirNucProError, ValueError):
     """A sequence index cannot be read."""
 
     exit_code = ExitCode.BAD_INPUT
     sentence = "{path}: not a usable sequence index ({what}): delete it and run `virnucpro index` again"
 
 
-class ResultError(_FileError, ValueError):
+class ResultError(_OfFileError, VirNucProError, ValueError):
     """A result file is missing, damaged or not of its run."""
 
     exit_code = ExitCode.BAD_INPUT
@@ -198,7 +198,7 @@ class ClassifierMismatchError(ConfigurationError):
         )
 
 
-class ClassifierFileError(_FileError, ValueError):
+class ClassifierFileError(_OfFileError, VirNucProError, ValueError):
     """The file of a published classifier is refused; nothing in it was executed."""
 
     exit_code = ExitCode.BAD_INPUT
@@ -368,7 +368,7 @@ class WorkersFailedError(VirNucProError, RuntimeError):
         )
 
 
-class CacheError(_FileError):
+class CacheError(_OfFileError, VirNucProError):
     """The embedding cache cannot be used; a run continues without it."""
 
     exit_code = ExitCode.CANNOT_WRITE
