@@ -26,7 +26,6 @@ COMMANDS = (
     "index",
     "verify",
     "status",
-    "logs",
     "serve-reports",
     "models",
 )

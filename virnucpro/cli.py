@@ -36,7 +36,6 @@ _COMMANDS = {
     "index": "Check FASTA files and write a sequence index.",
     "verify": "Check a finished run again.",
     "status": "Say how a run is, from anywhere that sees its folder.",
-    "logs": "Show what the workers of a run have logged.",
     "serve-reports": "Serve reports of runs to browsers.",
     "models": "The models that sequences are embedded and classified with.",
 }
@@ -44,7 +43,7 @@ COMPLETE = "_VIRNUCPRO_COMPLETE"
 """Variable with which the completion of a shell calls the program; the line is in another."""
 _HOMES = {"index": "checks", "verify": "checks"}
 """Modules of commands that have no module of their own name."""
-_LOGS_NOTHING = {"", "-h", "--help", "--version", "status", "logs", "serve-reports", "label-reads"}
+_LOGS_NOTHING = {"", "-h", "--help", "--version", "status", "serve-reports", "label-reads"}
 """First words of command lines that do without structlog, which takes longer to load than they take."""
 
 

@@ -8,7 +8,6 @@ were killed with it become Crashed. No error of a hook is raised, since it would
 waits for one answer of the API, ten seconds at most.
 """
 
-import shlex
 from collections.abc import Mapping
 from contextlib import suppress
 from pathlib import Path
@@ -139,8 +138,8 @@ def _what_to_do(status: RunStatus, *, restarts: bool) -> list[str]:
             f"{press}: it continues, and computes nothing twice.",
             "A new run with the same parameters would start from scratch, as they say.",
         ]
-    folder = shlex.quote(printable(str(status.output_dir)))
-    why = [f"If it fails again: `virnucpro logs {folder}` on the worker says why."] if status.state == "failed" else []
+    logs = f"If it fails again: `tail {printable(status.worker_logs)}` on the worker shows why."
+    why = [logs] if status.state == "failed" else []
     return [*how, *why, "Nothing has to be cleaned up."]
 
 

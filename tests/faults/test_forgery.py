@@ -14,15 +14,15 @@ import structlog
 from prometheus_client import CollectorRegistry, generate_latest
 from prometheus_client.parser import text_string_to_metric_families
 
-from tests.command_line import run
 from tests.fakes import faulty_config, hash_vector
 from tests.faults.forked import run_forked
+from tests.log_queries import queries, shown
 from tests.snapshots import embedding_snapshot, rank_snapshot, run_snapshot
 from virnucpro.cli import _log_to_standard_error
 from virnucpro.errors import printable
 from virnucpro.pipeline.run.run_result import RunResult
 from virnucpro.store.reader import read_embeddings
-from virnucpro.telemetry.log_reader import failure_report
+from virnucpro.telemetry.failure_report import failure_report
 from virnucpro.telemetry.metrics.table import RunCollector
 from virnucpro.telemetry.ranks import Rank
 
@@ -103,29 +103,24 @@ def test_the_list_of_what_is_missing_has_one_row_a_record(hostile_run):
 def test_the_log_has_one_json_object_a_line(hostile_run):
     raw = (hostile_run[0] / "logs" / "worker_0.log").read_bytes()
     assert raw.isascii()
-    assert not set(raw) & (set(range(32)) - {10})
+    assert not set(raw) & {*range(10), *range(11, 32), 127}
     lines = [json.loads(line) for line in raw.splitlines()]
     assert all(line["run_id"] and line["rank"] == 0 for line in lines)
     assert sorted(line["sequence_id"] for line in lines if line["event"] == "sequence.failed") == sorted(ALLOWED)
 
 
-def test_what_a_person_sees_of_the_log_has_no_line_that_was_not_logged(hostile_run):
+def test_what_jq_shows_of_the_log_has_no_line_that_was_not_logged(hostile_run):
     out, _ = hostile_run
     logged = (out / "logs" / "worker_0.log").read_bytes().splitlines()
-    ended = run("logs", out)
-    assert ended.code == 0, ended.err
-    text = ended.out.removesuffix("\n")
-    lines = text.split("\n")
-    assert text.splitlines() == lines
-    assert all(line.isprintable() for line in lines)
-    heads = [line for line in lines if not line.startswith("    ")]
-    assert len(heads) == len(logged)
-    levels = ("INFO   ", "WARNING", "ERROR  ")
-    assert all(head[25:].startswith(tuple(f"{level} rank 0 cpu " for level in levels)) for head in heads)
-    named = [line for line in lines if " sequence.failed block=" in line]
-    assert len(named) == len(ALLOWED)
-    assert all(line.endswith('reason="RuntimeError: a fault that the test asked for"') for line in named)
-    assert sum(" shard.sealed " in line for line in heads) == 1
+    warnings, by_time = map(shown, queries(out)[:2])
+    assert all(line.isascii() and line.isprintable() for line in (*warnings, *by_time))
+    assert len(by_time) == len(logged)
+    rank_level_event = [tuple(json.loads(line)[1:]) for line in by_time]
+    assert {(rank, level) for rank, level, _ in rank_level_event} <= {(0, "info"), (0, "warning"), (0, "error")}
+    assert sum(event == "sequence.failed" for *_, event in rank_level_event) == len(ALLOWED)
+    assert sum(event == "shard.sealed" for *_, event in rank_level_event) == 1
+    named = [json.loads(line)[3] for line in warnings if json.loads(line)[2] == "sequence.failed"]
+    assert named == ["RuntimeError: a fault that the test asked for"] * len(ALLOWED)
 
 
 def test_the_report_of_a_failure_has_no_line_of_theirs(hostile_run):

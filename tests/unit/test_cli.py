@@ -162,7 +162,7 @@ def loaded_by(*arguments):
 @pytest.mark.parametrize("words", [["--help"], [], ["--version"], ["statsu"]])
 def test_the_list_of_commands_is_printed_without_loading_one(words):
     _, modules = loaded_by(*words)
-    commands = {"status", "logs", "checks", "models", "embed", "predict", "train", "evaluate"}
+    commands = {"status", "checks", "models", "embed", "predict", "train", "evaluate"}
     assert not {f"virnucpro.commands.{name}" for name in commands} & set(modules)
     assert not {"pydantic", "numpy", "rich"} & set(modules) or words == ["statsu"]
 
@@ -170,10 +170,9 @@ def test_the_list_of_commands_is_printed_without_loading_one(words):
 def test_a_command_that_only_looks_loads_what_looking_needs(tmp_path, proteins):
     out = tmp_path / "out"
     assert run("embed", proteins, "-o", out, "--devices", "cpu", "--workers", "1").code == 0
-    for name in ("status", "logs"):
-        code, modules = loaded_by(name, out)
-        assert code == 0
-        assert not {"structlog", "numpy", "h5py", "prometheus_client", "virnucpro.settings"} & set(modules)
+    code, modules = loaded_by("status", out)
+    assert code == 0
+    assert not {"structlog", "numpy", "h5py", "prometheus_client", "virnucpro.settings"} & set(modules)
 
 
 @pytest.mark.parametrize("columns", [50, 60, 80, 120])

@@ -122,7 +122,7 @@ printf '%s\\n' "${{COMPREPLY[@]}}"
         ("virnucpro pre", {"predict"}),
         ("virnucpro predict --th", {"--threshold", "--threads"}),
         ("virnucpro models con", {"convert-classifier"}),
-        ("virnucpro logs out --level W", {"WARNING"}),
+        ("virnucpro embed x.fasta --log-level W", {"WARNING"}),
     ],
 )
 def test_bash_completes_commands_options_and_choices(tmp_path, line, expected):

@@ -1,5 +1,6 @@
 """What the parent counts from what workers say: each row once, whatever happens to the workers."""
 
+import json
 from pathlib import Path
 
 import numpy as np
@@ -9,8 +10,6 @@ from structlog.testing import capture_logs
 from virnucpro.run_layout import RunLayout
 from virnucpro.telemetry import embedding_telemetry, ranks
 from virnucpro.telemetry.embedding_telemetry import EmbeddingTelemetry
-from virnucpro.telemetry.log_lines import entry_line
-from virnucpro.telemetry.log_reader import RunLogs
 from virnucpro.telemetry.ranks import durable_messages
 from virnucpro.telemetry.snapshot import EmbeddingFacts, ProcessEnd, RankState
 
@@ -367,12 +366,13 @@ def test_the_log_of_a_process_that_was_killed_says_how_it_ended(tmp_path):
     begins(run, 0, to_do=0)
     ends(run, 0)
     assert not layout.worker_log(0).exists(), "nothing is said of a process that did what it was asked"
-    with RunLogs(tmp_path, lambda entry: entry.level == "ERROR") as logs:
-        (found,) = logs.read_new()
-    assert (found.rank, found.entry.process) == (1, ("r", 1))
-    assert entry_line(found.entry).endswith(
-        "ERROR   worker.ended failure=died reason=r exit_code=1 starts_again=false last_block=3"
-    )
+    torn, line = layout.worker_log(1).read_text().splitlines()
+    assert torn == '{"torn'
+    ended = json.loads(line)
+    assert ended.pop("timestamp").endswith("Z")
+    of_process = {"run_id": "r", "rank": 1, "host": "node-1", "device": "cuda:1", "attempt": 1}
+    why = {"failure": "died", "reason": "r", "exit_code": 1, "starts_again": False, "last_block": 3}
+    assert ended == {"event": "worker.ended", "level": "error", **of_process, **why}
 
 
 def test_processor_time_adds_up_over_the_processes_of_a_rank():

@@ -2,14 +2,15 @@
 
 from __future__ import annotations
 
-import json
+import os
+import tracemalloc
 from pathlib import Path
 
 import pytest
 import structlog
 
 from tests.snapshots import rank_snapshot
-from virnucpro.telemetry.log_reader import TAIL_LINES, failure_report
+from virnucpro.telemetry.failure_report import TAIL_LINES, failure_report
 from virnucpro.telemetry.snapshot import Batch
 from virnucpro.telemetry.worker_logging import setup_worker_logging
 
@@ -74,6 +75,21 @@ def test_it_stays_short_and_printable_whatever_the_process_wrote(tmp_path):
     assert sum(line.startswith("rank ") for line in lines) == 1
 
 
+def test_of_a_large_log_only_the_end_is_read(tmp_path):
+    process(tmp_path, 2)
+    path = tmp_path / "worker_1.log"
+    line = path.read_text()
+    path.write_text(line.replace("of-r-2-0", "of-r-2-0" + "x" * 3000) * 10_000 + line)
+    assert path.stat().st_size > 30e6
+    tracemalloc.start()
+    lines = report(tmp_path).split("\n")
+    peak = tracemalloc.get_traced_memory()[1]
+    tracemalloc.stop()
+    assert peak < 4e6
+    assert len(lines) == 4 + TAIL_LINES
+    assert lines[-1].endswith(" part.written part=of-r-2-0")
+
+
 @pytest.mark.parametrize("attempt", [1, 3])
 def test_lines_of_other_processes_are_not_shown(tmp_path, attempt):
     process(tmp_path, attempt, fails=True)
@@ -91,7 +107,8 @@ def test_a_torn_line_at_the_end_is_its_own(tmp_path):
     process(tmp_path, 2)
     with (tmp_path / "worker_1.log").open("a") as file:
         file.write('{"event": "part.wri')
-    assert report(tmp_path).split("\n")[-1].endswith('| {"event": "part.wri')
+    *_, before, torn = report(tmp_path).split("\n")
+    assert torn.split() == [*before.split()[:2], "|", '{"event":', '"part.wri']
 
 
 def test_a_process_that_never_came_to_anything(tmp_path):
@@ -108,7 +125,11 @@ def test_signals_have_their_names(tmp_path, code, told):
     assert told in report(tmp_path, exit_code=code)
 
 
-def test_a_log_that_cannot_be_read_is_said(tmp_path):
-    (tmp_path / "worker_1.log").mkdir()
-    assert "nothing of it: " in report(tmp_path)
-    assert json.dumps(report(tmp_path)).isascii()
+@pytest.mark.parametrize("what", ["folder", "pipe", "link"])
+def test_what_is_no_file_is_reported_and_not_read(tmp_path, what):
+    path = tmp_path / "worker_1.log"
+    process(tmp_path, 2)
+    path.rename(tmp_path / "other")
+    {"folder": path.mkdir, "pipe": lambda: os.mkfifo(path), "link": lambda: path.symlink_to("other")}[what]()
+    last = report(tmp_path).split("\n")[-1]
+    assert last.startswith(f"  the log holds nothing of it: {path}: ")

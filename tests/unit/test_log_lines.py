@@ -23,21 +23,20 @@ def line_of(**values):
     return json.dumps({"timestamp": "2026-11-21T18:00:00.123456Z", "level": "info", "event": "e", **values}).encode()
 
 
-def test_a_line_is_shown_with_time_level_rank_and_values():
+def test_a_line_is_shown_with_time_level_and_values():
     line = line_of(
         event="part.written", part="p.h5", blocks=7, whole=True, of=None, rank=1, device="cuda:3", run_id="r"
     )
-    shown = entry_line(parse_line(line), rank=1)
+    shown = entry_line(parse_line(line))
     assert shown.split() == [
-        *("2026-11-21", "18:00:00.123Z", "INFO", "rank", "1", "cuda:3"),
+        *("2026-11-21", "18:00:00.123Z", "INFO"),
         *("part.written", "part=p.h5", "blocks=7", "whole=true", "of=null"),
     ]
 
 
-def test_the_first_line_of_a_process_tells_run_and_task_and_a_retry_its_number():
+def test_only_the_first_line_of_a_process_has_run_and_task():
     bound = {"run_id": "abc", "task": "t-1", "attempt": 2, "device": "cpu", "rank": 0}
-    assert "rank 0 cpu #2" in entry_line(parse_line(line_of(**bound)), rank=0)
-    assert "abc" not in entry_line(parse_line(line_of(**bound)), rank=0)
+    assert "abc" not in entry_line(parse_line(line_of(**bound)))
     assert entry_line(parse_line(line_of(**bound, event="worker.started"))).endswith("run_id=abc task=t-1")
 
 
@@ -70,7 +69,7 @@ def test_whatever_a_line_holds_is_one_printable_line(event, device, fields):
     line = line_of(**{**fields, "event": event, "device": device, "timestamp": "2026-11-21T18:00:00Z", "level": "info"})
     entry = parse_line(line)
     assert not entry.is_text
-    shown = entry_line(entry, rank=0, stage="dna")
+    shown = entry_line(entry)
     assert shown.isprintable()
     assert shown.startswith("2026-11-21 18:00:00.000Z")
     assert log_sentence({"event": event, "fields": fields}).isprintable()
@@ -99,7 +98,7 @@ def test_any_bytes_are_shown_as_text(line):
 def test_what_is_no_line_of_ours_is_text(line):
     entry = parse_line(line)
     assert (entry.is_text, entry.time, entry.level) == (True, NO_TIME, "INFO")
-    assert "| " in entry_line(entry, rank=0)
+    assert "| " in entry_line(entry)
 
 
 @given(
@@ -110,4 +109,4 @@ def test_what_is_no_line_of_ours_is_text(line):
 def test_any_exception_value_of_a_foreign_line_can_be_shown(value):
     entry = parse_line(line_of(exception=value))
     assert entry_line(entry).isprintable()
-    assert all(line.isprintable() for line in frame_lines(entry.exception))
+    assert all(line.isprintable() for line in frame_lines(entry.exception, frames=3))

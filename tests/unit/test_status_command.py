@@ -200,7 +200,7 @@ def test_a_running_run_shows_its_ranks_its_speed_and_what_is_wrong(layout):
     assert "10,000 tokens/s, 300 of 1,000 rows on disk, 50 % was done before, 1 restart, 2 sequences failed" in text
     assert "sequences that failed: 2 not_finite" in text
     assert "the disk is nearly full: 1.0 GiB of 1,000.0 GiB are left" in text
-    assert lines[-1] == f"next: nothing; follow what its workers say with `virnucpro logs {layout.output_dir} --follow`"
+    assert lines[-1] == f"next: nothing; follow the logs of its workers with `tail -F {layout.log_dir}/worker_*.log`"
 
 
 def test_a_run_that_has_only_begun_is_running(layout):
@@ -249,7 +249,7 @@ def test_a_run_on_another_host_is_running_as_long_as_it_sends_heartbeats(layout,
     [
         ("complete", "complete", "checks the result again"),
         ("partial", "partial", "failed_sequences.tsv lists"),
-        ("failed", "failed", "see why with `virnucpro logs"),
+        ("failed", "failed", "see why with `tail "),
         ("stopped", "stopped", "start the same command again to continue"),
         ("running", "interrupted", "start the same command again to continue"),
         ("of tomorrow", "interrupted", "start the same command again to continue"),
@@ -283,7 +283,11 @@ def test_the_command_that_is_proposed_can_be_pasted(tmp_path):
     layout = RunLayout(tmp_path / "my run; ls")
     layout.work_dir.mkdir(parents=True)
     manifest("failed").write(layout.manifest)
-    assert f"`virnucpro logs '{layout.output_dir}'`" in shown(layout.output_dir)
+    layout.log_dir.mkdir()
+    layout.worker_log(1).write_text("the last line\n")
+    command = shown(layout.output_dir).splitlines()[-1].split("`")[1]
+    done = subprocess.run(["bash", "-c", command], capture_output=True, text=True, check=True)
+    assert done.stdout == "the last line\n"
 
 
 def test_a_folder_with_work_and_no_manifest_was_interrupted_before_it_had_one(layout):
@@ -320,6 +324,17 @@ def prediction(tmp_path, state):
         counts=dict.fromkeys(COUNTED, 600) if state == "complete" else {},
     ).write(layout.manifest)
     return layout
+
+
+def test_the_logs_of_a_prediction_are_those_of_its_two_embedding_runs(tmp_path):
+    layout = prediction(tmp_path, "failed")
+    logs = [RunLayout(folder).worker_log(0) for folder in (layout.dna_dir, layout.protein_dir)]
+    for log in logs:
+        log.parent.mkdir(parents=True)
+        log.touch()
+    command = f"printf '%s\\n' {status_of(layout.output_dir).worker_logs}"
+    done = subprocess.run(["bash", "-c", command], capture_output=True, text=True, check=True)
+    assert done.stdout.splitlines() == list(map(str, logs))
 
 
 def test_a_prediction_shows_its_stages_and_counts(tmp_path):

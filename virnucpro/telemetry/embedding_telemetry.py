@@ -15,8 +15,8 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
+from virnucpro.telemetry.failure_report import failure_report
 from virnucpro.telemetry.labels import known_labels
-from virnucpro.telemetry.log_reader import failure_report
 from virnucpro.telemetry.ranks import BATCH_BOUNDS_S, Rank, whole_blocks
 from virnucpro.telemetry.snapshot import BatchSeconds, EmbeddingSnapshot, RankSnapshot, RankState, WorkerCost
 from virnucpro.telemetry.worker_logging import log_end_of_process

@@ -1,8 +1,8 @@
 """
 One line of a worker's log: parsed from JSON, and formatted for users.
 
-``log_sentence`` is the one form shown on the terminal, in ``virnucpro logs`` and under Prefect: a single line without
-control characters, with ambiguous values in quotes.
+``log_sentence`` is the one form shown on the terminal and under Prefect: a single line without control characters, with
+ambiguous values in quotes.
 """
 
 from __future__ import annotations
@@ -86,18 +86,10 @@ def log_sentence(message: Mapping[str, Any]) -> str:
     return " ".join(parts)
 
 
-def entry_line(entry: LogEntry, *, stage: str = "", rank: int | None = None) -> str:
-    """
-    Return the line shown for *entry*, without the frames of its exception.
-
-    Args:
-        stage: Shown before the rank, where a prediction has several.
-        rank: Rank of the worker; None hides rank and device.
-    """
+def entry_line(entry: LogEntry) -> str:
+    """Return the line shown for *entry*, without rank, device and the frames of its exception."""
     time = "" if entry.time == NO_TIME else f"{entry.time:%Y-%m-%d %H:%M:%S}.{entry.time.microsecond // 1000:03d}Z"
     head = f"{time:24} {entry.level if not entry.is_text else '':7}"
-    if rank is not None:
-        head += f" {f'{stage:7} ' * bool(stage)}{_who(rank, entry):14}"
     if entry.is_text:
         return f"{head} | {printable(entry.event)}"
     fields = dict(entry.fields)
@@ -112,7 +104,7 @@ def exception_sentence(exception: Sequence[Mapping[str, Any]]) -> str:
     return _kind_and_text(exception[0])
 
 
-def frame_lines(exception: Sequence[Mapping[str, Any]], *, frames: int = 30) -> Iterator[str]:
+def frame_lines(exception: Sequence[Mapping[str, Any]], *, frames: int) -> Iterator[str]:
     """Yield the frames of an exception, innermost first and at most *frames* each, then those of its causes."""
     for number, one in enumerate(exception):
         if number:
@@ -126,12 +118,6 @@ def frame_lines(exception: Sequence[Mapping[str, Any]], *, frames: int = 30) -> 
 
 def _kind_and_text(one: Mapping[str, Any]) -> str:
     return f"{one.get('exc_type')}: {one.get('exc_value')}".removesuffix(": ")
-
-
-def _who(rank: int, entry: LogEntry) -> str:
-    device, attempt = entry.bound.get("device"), entry.bound.get("attempt", 1)
-    on = f" {_shown(device)}" if device is not None else ""
-    return f"rank {rank}{on}" + (f" #{attempt}" if isinstance(attempt, int) and attempt > 1 else "")
 
 
 def _shown(value: object) -> str:

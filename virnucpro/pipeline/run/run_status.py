@@ -116,19 +116,24 @@ class RunStatus:
         return _sum(map(_failures, self._ranks_of_manifest()))
 
     @property
+    def worker_logs(self) -> str:
+        """Shell pattern of the workers' log files."""
+        runs = "" if self.kind in {"", "embedding"} else "*/"
+        return f"{shlex.quote(str(self.output_dir))}/{runs}logs/worker_*.log"
+
+    @property
     def next_step(self) -> str:
         folder = shlex.quote(str(self.output_dir))
-        logs = f"virnucpro logs {folder}"
         host = "" if self.holder is None else f"process {self.holder.pid} on {self.holder.host}"
         has_workers = self.snapshot is not None and bool(self.snapshot.embeddings)
         return {
-            "running": f"nothing; follow what its workers say with `{logs} --follow`"
+            "running": f"nothing; follow the logs of its workers with `tail -F {self.worker_logs}`"
             if has_workers
             else "nothing; wait",
             "silent": f"look whether {host} still runs; if it does not, start the same command again to continue",
             "interrupted": "start the same command again to continue; finished work is kept",
             "stopped": "start the same command again to continue; finished work is kept",
-            "failed": f"see why with `{logs}`, then start the same command again to continue",
+            "failed": f"see why with `tail {self.worker_logs}`, then start the same command again to continue",
             "partial": f"start the same command again to compute what {folder}/failed_sequences.tsv lists",
             "complete": f"nothing; `virnucpro verify {folder}` checks the result again",
         }[self.state]
