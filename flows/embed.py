@@ -158,5 +158,5 @@ def _final_state(result: RunResult) -> State[Any]:
     if result.state == "partial":
         missing = f"{result.num_missing:,} of {result.num_records:,} sequences missing"
         return Completed(name="Partial", message=f"{missing}, partial result at {result.output_path}", data=result)
-    lost = f"; the others did the work of {printable(result.lost_ranks)}" if result.lost_ranks else ""
+    lost = f"; the remaining workers did the work of {printable(result.lost_ranks)}" if result.lost_ranks else ""
     return Completed(message=f"{result.num_rows:,} sequences in {result.output_path}{lost}", data=result)

@@ -51,7 +51,7 @@ def predict(
     input_files: Annotated[PathTexts, titled("Contigs or reads")], output_dir: OutputFolder, **fields: Any
 ) -> State[Any]:
     """
-    Say of every contig of the input whether it is viral: OUT/contigs.tsv, OUT/viral.fasta, OUT/report.html.
+    Classify each contig of the input as viral or not: OUT/contigs.tsv, OUT/viral.fasta, OUT/report.html.
 
     Args:
         input_files: Contigs or reads: FASTA, FASTQ (both plain, gzip, bzip2, xz or Zstandard) or unaligned BAM.

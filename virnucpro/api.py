@@ -115,7 +115,7 @@ def predict_fasta(
     input_files: str | Path | Sequence[str | Path], output_dir: str | Path, **settings: Any
 ) -> Prediction:
     """
-    Say of every contig whether it is viral; starting again in the same folder continues what is missing.
+    Classify each contig as viral or not; starting again in the same folder continues what is missing.
 
     Args:
         input_files: One path or several: FASTA, FASTQ (both plain, gzip, bzip2, xz or Zstandard) or unaligned BAM.

@@ -84,8 +84,8 @@ class Hardware(Box):
     )
     workers: int = knob(
         0, "CPU workers",
-        "Processes that compute on the CPU; on a cluster its tasks, at most; with SLURM the workers of its jobs. Not "
-        "for a list of GPUs.", ge=0, le=1024, metavar="N",
+        "CPU processes; on a cluster the most tasks at a time, with SLURM the workers of its jobs. Not for a list of "
+        "GPUs.", ge=0, le=1024, metavar="N",
         auto="one per core, as memory and input allow; what a cluster has; one with SLURM"
     )
     workers_per_device: int = knob(
@@ -362,9 +362,9 @@ class PredictionSettings(RunSettings):
     )
     cascade: str = knob(
         CASCADE_AUTO, "Cascade",
-        "Which contigs are embedded. auto: none for a classifier that reads letters alone, as the bundled one does; "
-        "all for others. off: all. LOW,HIGH: those whose score by letters (of the bundled classifier, unless the "
-        "classifier has one) is between the two; the others keep that score.", text=texts.CASCADE,
+        "Which contigs are embedded. auto: none for a classifier of composition alone, as the bundled one is; all for "
+        "others. off: all. LOW,HIGH: those whose composition score (by the bundled classifier, unless the classifier "
+        "has one) is between the two; the others keep that score.", text=texts.CASCADE,
         metavar="auto|off|LOW,HIGH",
         decides=True
     )

@@ -44,7 +44,7 @@ CASCADE = Text(
     sentence="choose auto, off, or two scores such as 0.02,0.98",
     kind="usage",
 )
-"""Which contigs are embedded: those that the classifier needs, all, or those with a score by letters in between."""
+"""Which contigs are embedded: those that the classifier needs, all, or those with a composition score in between."""
 CLASSIFIER = Text(usual=CLASSIFIERS, other="Folder")
 DNA_MODEL = Text(usual=DNA_MODELS, other="Path")
 PROTEIN_MODEL = Text(usual=PROTEIN_MODELS, other="Path")

@@ -255,7 +255,7 @@ def test_a_rank_that_is_lost_leaves_its_work_to_the_other(tmp_path, small):
     killer.done.set()
     (lost,) = result.failed_ranks
     assert (result.state, result.num_rows, result.ranks[lost].failure) == ("complete", 120, "died")
-    assert rf"the others did the work of rank {lost} on cpu \(died: " in artifact("embed-summary")
+    assert rf"the remaining workers did the work of rank {lost} on cpu \(died: " in artifact("embed-summary")
     assert "failed: died" in artifact("embed-ranks")
     assert verify_run(tmp_path / "out").problems == []
 

@@ -56,11 +56,11 @@ def test_embedded_contigs_are_scored_as_without_it_and_the_others_by_letters(tmp
     assert (tmp_path / "between" / "prediction_results.txt").read_text().splitlines()[1:] == of_embedded
     for out in ("none", "between"):
         assert verify_run(tmp_path / out).problems == []
-    assert "tables of frames hold theirs only" in " ".join(result.notes)
+    assert "tables of frames hold only these" in " ".join(result.notes)
     page = (tmp_path / "between" / "report.html").read_text()
     looked_at = sum(int(row["chunks"]) for row in found.values() if row["embedded"] == "yes")
     assert f"of {looked_at} chunks of embedded contigs (" in page
-    assert f"not embedded it is P(virus) by {DEFAULT_CLASSIFIER}, which reads letters alone" in page
+    assert f"not embedded it is the composition score by {DEFAULT_CLASSIFIER}" in page
     assert "not embedded it is" not in (tmp_path / "off" / "report.html").read_text()
     fingerprints = {next(iter(table.values()))["fingerprint"] for table in (off, found)}
     assert len(fingerprints) == 2, "scores of a cascade are not those of the classifier alone"

@@ -102,7 +102,7 @@ def test_a_log_says_how_many_contigs_are_done(capsys):
     assert "12,345 of 50,000 contigs scored, 24 %: 12 s so far" in capsys.readouterr().err
     terminal = Terminal(ShownTerminal(columns=60))
     assert [line.plain for line in lines_of(snapshot, terminal, tick=0)] == [
-        "⠋ scoring the contigs by their letters, 12 s",
+        "⠋ scoring contigs: composition and genes, 12 s",
         "  12,345 of 50,000 contigs scored, 24 %",
     ]
     assert from_json(StageSnapshot, to_json(stage)) == stage

@@ -317,7 +317,7 @@ def test_contigs_are_called_by_the_share_of_viruses_that_was_given_and_resumed_r
     assert some["sample"]["fdr"] == pytest.approx(lowest.fdr, abs=1e-5)
     off = run([folder / "in.fa"], out, hash_prediction(folder, contig_model=True, prior="off"))
     assert calls_of(out) == before
-    assert not any("share of viruses" in note for note in off["notes"])
+    assert not any("hare of viruses" in note for note in off["notes"])
 
 
 def test_the_share_of_viruses_is_estimated_from_enough_scores_and_said(finished, tmp_path, monkeypatch):
@@ -325,12 +325,13 @@ def test_the_share_of_viruses_is_estimated_from_enough_scores_and_said(finished,
     scored = sum(call.score is not None for call in calls_of(folder / "out").values())
     few = json.loads((folder / "out/run.json").read_text())
     assert few["sample"]["share"] is None
-    assert f"share of viruses not estimated: {scored} have a score, and it takes 200" in few["notes"]
+    note = "to estimate the share of viruses: calls use the threshold "
+    assert f"Too few contigs ({scored}; 200 needed) {note}{few['sample']['virus_from']:g}" in few["notes"]
     monkeypatch.setattr("virnucpro.pipeline.prediction.sample.LEAST_PRIOR_CONTIGS", scored)
     again = run([folder / "in.fa"], tmp_path / "fresh", hash_prediction(folder, contig_model=True))
     low, high = again["sample"]["interval"]
     assert low <= again["sample"]["share"] <= high
-    assert any("share of viruses among the contigs, estimated" in note for note in again["notes"])
+    assert any("Share of viruses among the contigs, estimated" in note for note in again["notes"])
     page = (tmp_path / "fresh/report.html").read_text()
     assert "share of viruses, estimated" in page
     assert "expected share of others among all with this score" in page

@@ -153,7 +153,8 @@ def test_the_work_of_a_worker_that_never_starts_is_done_by_the_other(tmp_path, p
     result = run_embedding([fasta], tmp_path / "out", fakes.hash_config(), [CPU] * 2, limits=limits, worker_fn=worker)
     assert (result.state, result.failed_ranks, result.ranks[0].failure) == ("complete", [0], "hung")
     assert any(
-        "the others did the work of rank 0 on cpu (hung: not ready after 10 s)" in note for note in result.notes()
+        "the remaining workers did the work of rank 0 on cpu (hung: not ready after 10 s)" in note
+        for note in result.notes()
     )
     check_rows(result.output_path, sequences)
 

@@ -184,7 +184,7 @@ def test_two_files_with_the_same_ids_in_the_same_order_are_mates(tmp_path):
     assert [(one.sequence_id, one.what) for one in index.skipped()] == [("b/1", "empty sequence")]
     assert index.counts["mate_files"] == 2
     (note,) = notes_on_files(index.counts)
-    assert "taken as mates" in note
+    assert "were read as mates" in note
 
 
 @pytest.mark.parametrize(
@@ -217,7 +217,7 @@ def test_a_bgzip_file_without_its_last_block_is_noticed(start, tmp_path):
     assert records_of(index) == [("a", "AC")]
     assert index.counts["lacks_bgzip_end"] == 1
     (note,) = notes_on_files(index.counts)
-    assert note.startswith("bgzip files without an end-of-file block: 1;")
+    assert note.startswith("1 bgzip file has no end-of-file block")
     assert note in notes_on_input(index.counts)
 
 

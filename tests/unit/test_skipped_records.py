@@ -67,7 +67,7 @@ def test_a_run_leaves_bad_records_out_lists_them_and_ends_complete(tmp_path):
         5,
         0,
     )
-    assert "5 bad records were left out (listed in failed_sequences.tsv)" in result.notes()
+    assert "5 invalid records were skipped (listed in failed_sequences.tsv)" in result.notes()
     with read_embeddings(tmp_path / "out") as rows:
         assert rows.ids == ("a", "b", "x", "c")
         assert (rows["b"] == hash_vector("MK")).all()

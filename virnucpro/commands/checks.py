@@ -27,7 +27,7 @@ def index(
     ],
     settings: EmbeddingSettings,
     kind: Annotated[
-        SequenceKind, typer.Option(case_sensitive=False, help="What the files hold, which decides the letters.")
+        SequenceKind, typer.Option(case_sensitive=False, help="What the files hold, which decides their alphabet.")
     ] = SequenceKind.PROTEIN,
     quiet: Quiet = False,
 ) -> None:

@@ -17,7 +17,6 @@ from virnucpro.pipeline.prediction.settings import configure_prediction
 from virnucpro.report.prediction.page import write_report
 from virnucpro.run_layout import PredictionLayout
 from virnucpro.settings import PredictionSettings
-from virnucpro.telemetry.show.progress import say
 
 if TYPE_CHECKING:
     from virnucpro.pipeline.prediction.result import PredictionResult
@@ -41,16 +40,11 @@ def predict(
     quiet: Quiet = False,
 ) -> None:
     """
-    Say of every contig whether it is viral: OUT/contigs.tsv, OUT/viral.fasta, and OUT/report.html to look at.
+    Classify each contig as viral or not: OUT/contigs.tsv, OUT/viral.fasta, and OUT/report.html to look at.
 
     Starting the same command again continues what is missing. Another --threshold or --format makes only tables and
     report again; without them the folder keeps those that it has.
     """
-    if "classifier" not in settings.model_fields_set and not quiet:
-        say(
-            f"No --classifier given: using the bundled classifier {settings.classifier} "
-            "(for the published ones see `virnucpro models convert-classifier --help`)."
-        )
     is_flow = flow or settings.hardware.runner != "threads"
     with readable_inputs(inputs, output, is_flow=is_flow) as files:  # before weights are searched for or fetched
         _predict(files, output, settings, is_flow=is_flow, as_json=as_json, quiet=quiet)

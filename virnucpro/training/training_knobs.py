@@ -51,7 +51,7 @@ class Training(Box):
     )
     embedded_pieces: int = knob(
         0, "Embedded pieces",
-        "Pieces that train whose frames are embedded, too; if there are others, the contig model takes letters alone.",
+        "Pieces that train whose frames are embedded, too; if there are others, the contig model reads no embeddings.",
         ge=0, le=10**8, metavar="N", auto="all", decides=True, recorded="embedded pieces"
     )
     held_out_share: float = knob(

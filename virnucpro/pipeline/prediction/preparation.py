@@ -224,7 +224,7 @@ def _continued(
         if now[name] != default:
             notices.append(f"{title} {_shown(now[name])}: kept from the earlier run in this folder")
         elif before != now[name]:
-            notices.append(f"{title} {_shown(now[name])}: it was {_shown(before)} in the earlier run in this folder")
+            notices.append(f"{title} is now {_shown(now[name])}; the earlier run in this folder used {_shown(before)}")
     return config, notices
 
 

@@ -106,7 +106,7 @@ def close_prediction(
         manifest.notes += _notes_of_cascade(run)
     if "genes" in manifest.counts:
         whose = manifest.sequences if config.genes is WrittenGenes.ALL else f"viral {manifest.sequences}"
-        manifest.notes.append(f"genes of {whose} in genes.gff3 and genes.faa: {manifest.counts['genes']:,}")
+        manifest.notes.append(f"{manifest.counts['genes']:,} genes of {whose} in genes.gff3 and genes.faa")
     if config.only_viral:
         manifest.notes.append(f"tables and tracks hold viral {manifest.sequences} alone (--only-viral)")
     manifest.notes += [f"{stage}: {note}" for stage in config.encoders for note in stages[stage].notes]
@@ -203,34 +203,31 @@ def prediction_result(
 def _notes(counts: Mapping[str, int], sequences: str, *, chunk_nt: int, min_nt: int) -> list[str]:
     """Return what the user should know about a prediction, a sentence each."""
     sentences = {
-        "skipped": "left out for what is wrong with them (bad records, listed in failed_sequences.tsv)",
-        "short_contigs": f"not looked at, being shorter than {min_nt:,} nt",
-        "short_for_classifier": (
-            f"shorter than half of the {chunk_nt} nt that the classifier was trained with: do not rely on such calls "
-            "(the published classifiers are near chance on 150 nt)"
-        ),
-        "no_open_frame": "without an open frame in any chunk, and so without a score",
-        "searched": "compared with known proteins, as their letters leave it open",
-        "by_sequence": "without an open frame in any chunk, scored by their sequence alone",
-        "escaped_ids": "with an id that begins as a control line of tracks: its first letter is written as %XX there",
+        "skipped": "{were} skipped: invalid records, listed in failed_sequences.tsv",
+        "short_contigs": f"shorter than {min_nt:,} nt {{were}} not scored",
+        "short_for_classifier": f"{{are}} shorter than {chunk_nt / 2:g} nt: calls of this length are unreliable",
+        "no_open_frame": "without an open frame {were} not scored",
+        "searched": "with an ambiguous composition score {were} compared with known viral and cellular proteins",
+        "by_sequence": "without an open frame {were} scored by composition alone",
+        "escaped_ids": "whose id begins like a control line of tracks: its first character is written as %XX there",
+        "missing_frames": "{were} not embedded (listed in failed_sequences.tsv)",
     }
-    notes = [f"{sequences} {what}: {counts[name]:,}" for name, what in sentences.items() if counts.get(name)]
-    if counts.get("missing_frames"):
-        notes.append(
-            f"open frames that could not be embedded (listed in failed_sequences.tsv): {counts['missing_frames']:,}"
-        )
+    notes = []
+    for name, sentence in sentences.items():
+        if number := counts.get(name):
+            what = "open frames" if name == "missing_frames" else sequences
+            one, be = (what.removesuffix("s"), ("is", "was")) if number == 1 else (what, ("are", "were"))
+            notes.append(f"{number:,} {one} {sentence.format(are=be[0], were=be[1])}")
     return notes
 
 
 def _notes_of_cascade(run: PredictionRun) -> list[str]:
-    config, counts, many = run.config, run.manifest.counts, run.manifest.sequences
-    if config.cascade is None:
-        return [f"{many} embedded: none, as the classifier reads letters alone (--cascade off makes tables of frames)"]
-    if config.cascade == EVERY_CONTIG:
+    cascade, counts = run.config.cascade, run.manifest.counts
+    if cascade is None or cascade == EVERY_CONTIG:
         return []
-    embedded = f"{counts['embedded']:,} of {counts['contigs']:,}, with a score by letters"
-    limits = f"from {config.cascade.low:g} to {config.cascade.high:g}"
-    return [f"{many} embedded: {embedded} {limits}; tables of frames hold theirs only"]
+    embedded = f"{counts['embedded']:,} of {counts['contigs']:,} {run.manifest.sequences} were embedded"
+    limits = f"{cascade.low:g} to {cascade.high:g}"
+    return [f"{embedded} (composition score {limits}); tables of frames hold only these"]
 
 
 def _prove_counts(counts: Mapping[str, int]) -> None:

@@ -41,13 +41,13 @@ def _sample_and_why_off(run: PredictionRun, order: FrameOrder) -> tuple[SamplePr
     if config.prior == PRIOR_OFF:
         return None, _OFF
     if config.card.contig_model is None:
-        return None, "the classifier has no contig model, so its scores are not calibrated"
+        return None, "the classifier has no calibrated contig scores"
     counts = count_scores(run.score_reader(order).of_all_contigs())
     if config.prior != PRIOR_AUTO:
         return SamplePrior(float(config.prior), None, counts), ""
     scored = int(np.sum(counts))
     if scored < LEAST_PRIOR_CONTIGS:
-        return None, f"{scored:,} have a score, and it takes {LEAST_PRIOR_CONTIGS}"
+        return None, f"too few {run.manifest.sequences} ({scored:,}; {LEAST_PRIOR_CONTIGS} needed)"
     return estimate_prior(counts), ""
 
 
@@ -66,18 +66,20 @@ def sample_notes(sample: SampleRecord, sequences: str, fdr: float | None) -> lis
     if sample.share is None:
         if fdr:
             return [f"warning: the false discovery rate of {fdr:g} has no effect, calls are by score: {sample.why_off}"]
-        return [] if sample.why_off == _OFF else [f"share of viruses not estimated: {sample.why_off}"]
-    share = f"share of viruses among the {sequences}"
+        why, threshold = f"{sample.why_off[:1].upper()}{sample.why_off[1:]}", sample.virus_from
+        note = f"{why} to estimate the share of viruses: calls use the threshold {threshold:g}"
+        return [] if sample.why_off == _OFF else [note]
+    share = f"Share of viruses among the {sequences}"
     if sample.interval is None:
         notes = [f"{share}, as given: {sample.share:.2%}"]
     else:
         low, high = sample.interval
         notes = [f"{share}, estimated: {sample.share:.2%} (95 % interval {low:.2%} to {high:.2%})"]
     if sample.virus_from is None:
-        notes.append(f"no score has an expected false discovery rate of at most {fdr:g}: nothing is called viral")
+        notes.append(f"No score has an expected false discovery rate of at most {fdr:g}: nothing is called viral")
     elif sample.fdr is None:
-        notes.append(f"called viral from P(virus) {sample.virus_from:.6g}, which none reaches")
+        notes.append(f"No score reaches {sample.virus_from:.3g}, from which {sequences} are called viral")
     else:
-        expected = f"the expected false discovery rate is {sample.fdr:.2%}"
-        notes.append(f"called viral from P(virus) {sample.virus_from:.6g}: {expected}")
+        called = f"{sequences.capitalize()} with a score of {sample.virus_from:.3g} or more are called viral"
+        notes.append(f"{called}; about {100 * sample.fdr:.2g} % of these calls are expected to be wrong")
     return notes

@@ -349,7 +349,7 @@ def _refuse_without_embedding(settings: PredictionSettings, card: ClassifierCard
     asked = {settings.models.dna_model, settings.models.protein_model}
     if asked - {"", card.dna_model.name, card.protein_model.name} or settings.result.keep_chunks:
         raise ConfigurationError(
-            f"the classifier {card.name} reads letters alone, so nothing is cut into chunks or embedded: "
+            f"the classifier {card.name} reads composition alone, so nothing is cut into chunks or embedded: "
             "give --cascade off for chunks, or to embed by other models"
         )
 

@@ -79,7 +79,7 @@ class RunResult:
         """Return what the user should know about the rows, a sentence each."""
         notes = notes_on_input(self.noticed)
         if self.state == "complete" and self.lost_ranks:
-            notes.append(f"the others did the work of {self.lost_ranks}")
+            notes.append(f"the remaining workers did the work of {self.lost_ranks}")
         if self.num_copies:
             one = self.num_copies == 1
             what = "duplicate shares" if one else "duplicates share"
@@ -87,14 +87,14 @@ class RunResult:
         if self.num_truncated:
             notes.append(f"{self.num_truncated:,} truncated to the residue limit (dataset truncated_from)")
         if self.num_resplit_blocks:
-            notes.append(f"{self.num_resplit_blocks:,} blocks did not fit the device and were computed in pieces")
+            notes.append(f"{self.num_resplit_blocks:,} blocks did not fit the device: computed in smaller batches")
         if self.num_cached_blocks:
             sequences = sum(rank.sequences_cached for rank in self.ranks)
             of_these = f" ({sequences:,} sequences in this start)" if sequences else ""
             notes.append(f"{self.num_cached_blocks:,} blocks came from the embedding cache{of_these}")
         notes += processors_differ(self.processors)
         if self.num_resplit_blocks or self.num_cached_blocks:
-            notes.append("so another run of this gives the same numbers within the tolerance, not the same bytes")
+            notes.append("another run gives the same numbers within the tolerance, not the same bytes")
         notes.extend(sorted({printable(rank.cache_problem) for rank in self.ranks if rank.cache_problem is not None}))
         return notes
 
@@ -159,29 +159,27 @@ def notes_on_input(noticed: Mapping[str, int]) -> list[str]:
     """Return what the user should know about how the input was read, a sentence each."""
     notes = []
     if number := noticed.get("skipped"):
-        notes.append(f"{number:,} bad records were left out (listed in failed_sequences.tsv)")
+        notes.append(f"{number:,} invalid records were skipped (listed in failed_sequences.tsv)")
     notes += notes_on_files(noticed)
     changes = [
         f"{noticed[name]:,} {what}"
         for name, what in (
             ("mapped_j", "J read as X"),
             ("stops_as_x", "stops inside sequences read as X"),
-            ("stripped_stops", "stops at the end taken off"),
+            ("stripped_stops", "stops at the end removed"),
             ("removed_gaps", "gaps removed"),
             ("removed_blanks", "blanks removed"),
         )
         if noticed.get(name)
     ]
     if changes:
-        notes.append(f"sequences were read with {', '.join(changes)}")
+        notes.append(f"changed while reading: {', '.join(changes)}")
     if number := noticed.get("ambiguous"):
-        notes.append(
-            f"{number:,} letters stand for several residues or nucleotides (X, B, Z; of DNA all but A, C, G, T)"
-        )
+        notes.append(f"{number:,} ambiguous residues or nucleotides (X, B, Z; of DNA all but A, C, G, T)")
     if number := noticed.get("windowed"):
         notes.append(f"{number:,} sequences longer than --max-residues are the mean of their windows")
     if number := noticed.get("low_information"):
-        notes.append(f"{number:,} sequences are X or N only: their rows say nothing of them (dataset low_information)")
+        notes.append(f"{number:,} sequences are X or N only: their rows hold no information (dataset low_information)")
     return notes
 
 
@@ -189,10 +187,11 @@ def notes_on_files(noticed: Mapping[str, int]) -> list[str]:
     """Return what the user should know about whole input files, a sentence each."""
     notes = []
     if number := noticed.get("lacks_bgzip_end"):
+        files = "bgzip file has" if number == 1 else "bgzip files have"
         notes.append(
-            f"bgzip files without an end-of-file block: {number:,}; they may be truncated, sequences missing (compare "
-            "their sizes with those at the source; some programs never write this block)"
+            f"{number:,} {files} no end-of-file block and may be truncated: compare their sizes with those at "
+            "the source (some programs never write this block)"
         )
     if number := noticed.get("mate_files"):
-        notes.append(f"FASTQ files taken as mates /1 and /2, as given, as their ids and order are the same: {number:,}")
+        notes.append(f"{number:,} FASTQ files with the same ids in the same order were read as mates /1 and /2")
     return notes

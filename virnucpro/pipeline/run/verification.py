@@ -80,7 +80,9 @@ def _verify_embedding(layout: RunLayout, manifest: RunManifest, *, remedy: str) 
         problems.append(f"{layout.manifest}: {rows} rows, {missing} missing and {skipped} skipped of {records} records")
     if not problems:  # HDF5 may never come back from a damaged file
         problems = _check_rows(layout, manifest, rows, remedy)
-    others = ["blocks were computed in pieces or cached: another run gives the same numbers, not the same bytes"]
+    others = [
+        "blocks were computed in smaller batches or cached: another run gives the same numbers, not the same bytes"
+    ]
     notes = processors_differ(manifest.processors) or others * (manifest.promise == "tolerance")
     return Verification(manifest.state, records, rows, skipped, problems, notes=notes)
 

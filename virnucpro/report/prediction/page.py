@@ -40,7 +40,7 @@ if TYPE_CHECKING:
 _SHOWN_CHARACTERS = 300
 _SHOWN_INPUTS = 20
 _STAGES = {
-    "letters": "scores of letters",
+    "letters": "composition scores",
     "fragments": "chunks and reading frames",
     "dna": "embedding of DNA",
     "protein": "embedding of proteins",
@@ -52,7 +52,7 @@ _MODELS = {
     "classifier": "classifier",
     "dna": "DNA model",
     "protein": "protein model",
-    "letters": "contigs\u2019 letters",
+    "letters": "composition",
 }
 _SHA_DIGITS = 16
 

@@ -79,13 +79,13 @@ def scores(summary: Summary) -> str:
 
 
 def _of_letters(summary: Summary) -> str:
-    """Return whose the scores of contigs are that another classifier's letters decided; usually nothing."""
+    """Return which classifier gave the composition scores, where it is another one; usually nothing."""
     letters = summary.manifest.models.get("letters")
     if letters is None:
         return ""
     return (
-        f" Of {summary.sequences} that were not embedded it is P(virus) by {letters['name']}, which reads letters "
-        "alone; the column embedded of contigs.tsv says which these are."
+        f" Of {summary.sequences} that were not embedded it is the composition score by {letters['name']}; "
+        "the column embedded of contigs.tsv says which these are."
     )
 
 
@@ -111,9 +111,9 @@ def tracks(summary: Summary) -> str:
     )
     return (
         f"The line is {line}. Shaded: viral regions, where P(virus) is above the dotted line for enough chunks. A few "
-        "chunks below it do not end a region, nor do chunks without P(virus). Arrows: likely genes, as models of "
-        f"letters see them, of {summary.sequences} called viral. Every region is in viral_regions.bed, every track in "
-        "tracks.bedgraph; both open in genome browsers."
+        "chunks below it do not end a region, nor do chunks without P(virus). Arrows: likely genes, as the "
+        f"composition features define them, of {summary.sequences} called viral. Every region is in viral_regions.bed, "
+        "every track in tracks.bedgraph; both open in genome browsers."
     )
 
 
