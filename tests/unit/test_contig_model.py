@@ -210,7 +210,7 @@ def test_what_the_bundled_contig_model_reads_is_known_from_the_beginning_of_its_
     found = LettersModel.of(folder, read_card(folder))
     assert found is not None
     assert found.searches_proteins
-    assert found.load().similarity is not None
+    assert found.load().homology is not None
 
 
 def records(seeds, *, label):

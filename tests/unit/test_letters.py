@@ -27,7 +27,7 @@ from virnucpro.data.sequence_index import SequenceIndex
 from virnucpro.errors import ExitCode, OutputError, StoppedError, WorkersFailedError
 from virnucpro.models.classifier_files.card import locate_classifier, read_card
 from virnucpro.models.contigs.contig_model import LettersModel
-from virnucpro.models.contigs.similarity import is_unsure
+from virnucpro.models.contigs.homology import is_ambiguous
 from virnucpro.pipeline.prediction import letters, part_jobs, part_processes, part_work
 from virnucpro.pipeline.prediction.letters import score_letters
 from virnucpro.pipeline.prediction.part_jobs import LettersJob, compute_part
@@ -113,11 +113,11 @@ def first_bytes(job):
 def test_scores_that_letters_are_not_sure_of_are_refined_and_no_others(job, first_bytes):
     before, (counts, contigs, _) = np.frombuffer(first_bytes, np.float32), scores(job, workers=2)
     after = np.frombuffer(contigs, np.float32)
-    unsure = is_unsure(before)
-    assert unsure.sum() == counts["searched"] > 5
-    np.testing.assert_array_equal(after[~unsure], before[~unsure])
-    assert (after[unsure] != before[unsure]).all()
-    assert ((after[unsure] > 0) & (after[unsure] < 1)).all()
+    ambiguous = is_ambiguous(before)
+    assert ambiguous.sum() == counts["searched"] > 5
+    np.testing.assert_array_equal(after[~ambiguous], before[~ambiguous])
+    assert (after[ambiguous] != before[ambiguous]).all()
+    assert ((after[ambiguous] > 0) & (after[ambiguous] < 1)).all()
 
 
 @pytest.mark.parametrize(

@@ -1,4 +1,4 @@
-"""Similarity to known proteins: alignments, the search, and what is made of them."""
+"""Homology to known proteins: alignments, the search, and what is made of them."""
 
 from __future__ import annotations
 
@@ -10,6 +10,7 @@ import pytest
 from virnucpro.errors import StoppedError
 from virnucpro.models.contigs import protein_search
 from virnucpro.models.contigs.contig_model import ContigWeights
+from virnucpro.models.contigs.homology import Homology, is_ambiguous
 from virnucpro.models.contigs.local_alignment import (
     BAND,
     GAP_GOES_ON,
@@ -22,12 +23,11 @@ from virnucpro.models.contigs.local_alignment import (
 )
 from virnucpro.models.contigs.nucleotide_codes import BACTERIAL, RESIDUES, encode, reverse_complement
 from virnucpro.models.contigs.protein_search import LEAST_SCORE, KnownProteins
-from virnucpro.models.contigs.similarity import Similarity, is_unsure
 from virnucpro.models.registry import BUNDLED_WEIGHTS_DIR
-from virnucpro.training.fitting import similarity_fitting
+from virnucpro.training.fitting import homology_fitting
 from virnucpro.training.fitting.contig_training import LabelledRecords, count_kmers
 from virnucpro.training.fitting.group_left_out import leave_each_group_out
-from virnucpro.training.fitting.similarity_fitting import choose_proteins, fit_regression, fit_similarity
+from virnucpro.training.fitting.homology_fitting import choose_proteins, fit_homology, fit_regression
 from virnucpro.training.training_settings import ContigSettings, TreeSettings
 
 START, STOP = encode(b"ATG"), encode(b"TAA")
@@ -171,21 +171,21 @@ def test_proteins_that_do_not_fit_together_are_refused(known):
 
 
 def test_only_scores_that_are_unsure_are_refined(known, proteins, chooser):
-    similarity = Similarity(known, np.array([1.0, 0, 0.5, -0.5, 1, 0]))
-    similarity.check()
+    homology = Homology(known, np.array([1.0, 0, 0.5, -0.5, 1, 0]))
+    homology.check()
     scores = np.array([0.5, 0.5, 0.995, 0.005, np.nan, 0.5], dtype=np.float32)
     contigs = [coding(proteins[number], chooser) for number in (0, 1, 1, 0, 0)] + [np.zeros(90, dtype=np.uint8)]
-    refined = similarity.refined(scores, contigs)
+    refined = homology.refined(scores, contigs)
     assert refined.dtype == np.float32
-    assert is_unsure(scores).tolist() == [True, True, False, False, False, True]
+    assert is_ambiguous(scores).tolist() == [True, True, False, False, False, True]
     np.testing.assert_array_equal(refined[2:5], scores[2:5])
     assert refined[0] > 0.9
     assert refined[1] < 0.1
     assert refined[5] == 0.5, "it resembles nothing, and these weights know nothing of lengths"
     with pytest.raises(ValueError, match="do not fit"):
-        Similarity(known, similarity.weights_J[1:]).check()
+        Homology(known, homology.weights_J[1:]).check()
     with pytest.raises(ValueError, match="do not fit"):
-        Similarity(known, np.full(6, np.nan)).check()
+        Homology(known, np.full(6, np.nan)).check()
 
 
 def test_the_regression_is_at_the_minimum_and_weighs_both_labels_alike(chooser):
@@ -202,7 +202,7 @@ def test_the_regression_is_at_the_minimum_and_weighs_both_labels_alike(chooser):
 def test_a_file_that_would_fill_the_memory_does_not_load(monkeypatch):
     data = (BUNDLED_WEIGHTS_DIR / "virnucpro-tiny" / "contig_model.safetensors.gz").read_bytes()
     weights = ContigWeights.of_bytes(data)
-    assert weights.similarity is not None
+    assert weights.homology is not None
     monkeypatch.setattr("virnucpro.models.contigs.contig_model._MOST_BYTES", 1_000_000)
     with pytest.raises(ValueError, match="no contig model"):
         ContigWeights.of_bytes(data)
@@ -234,23 +234,23 @@ def test_proteins_are_drawn_from_likely_genes_up_to_a_limit(proteins, chooser, m
     text = every.residues_R.tobytes()
     assert sum(protein[30:].tobytes() in text for protein in proteins) >= 3, "one may be hidden by another frame"
     assert (every.lengths_N >= protein_search.SHORTEST_PROTEIN).all()
-    monkeypatch.setattr(similarity_fitting, "MOST_RESIDUES", 300)
+    monkeypatch.setattr(homology_fitting, "MOST_RESIDUES", 300)
     fewer, _ = choose_proteins(genomes, seed=1)
     assert 0 < len(fewer.residues_R) <= 300
     assert choose_proteins(genomes, seed=1)[0].residues_R.tobytes() == fewer.residues_R.tobytes()
 
 
-def test_similarity_is_fitted_on_contigs_that_letters_are_unsure_of_if_there_are_enough(proteins, chooser, monkeypatch):
+def test_homology_is_fitted_on_contigs_with_an_ambiguous_score_if_there_are_enough(proteins, chooser, monkeypatch):
     known, _ = choose_proteins(genomes_of(proteins, chooser), seed=1)
     relatives = [coding(changed(proteins[n % 4], chooser, 30), chooser) for n in range(60)]
     is_virus, scores = np.arange(60) % 2 == 0, np.full(60, 0.5, dtype=np.float32)
-    assert fit_similarity(known, relatives, scores, is_virus) is None
-    monkeypatch.setattr(similarity_fitting, "LEAST_CONTIGS", 20)
-    similarity = fit_similarity(known, relatives, scores, is_virus)
-    similarity.check()
-    assert ((similarity.refined(scores, relatives) > 0.5) == is_virus).all()
+    assert fit_homology(known, relatives, scores, is_virus) is None
+    monkeypatch.setattr(homology_fitting, "LEAST_CONTIGS", 20)
+    homology = fit_homology(known, relatives, scores, is_virus)
+    homology.check()
+    assert ((homology.refined(scores, relatives) > 0.5) == is_virus).all()
     sure = np.where(np.arange(60) < 25, 0.5, 1).astype(np.float32)
-    assert fit_similarity(known, relatives, sure, is_virus) is None
+    assert fit_homology(known, relatives, sure, is_virus) is None
 
 
 def test_a_group_that_is_left_out_is_not_compared_with_its_own_proteins(proteins, chooser):
@@ -270,7 +270,7 @@ def test_a_group_that_is_left_out_is_not_compared_with_its_own_proteins(proteins
     counted = count_kmers(training, training.group_numbers(names), names, ContigSettings(folds=2))
     lengths = np.array([len(protein) for protein in proteins[:2]], dtype=np.int32)
     known = KnownProteins(np.concatenate(proteins[:2]), lengths, np.array([False, True]))
-    by_viral = Similarity(known, np.array([0, 0, 2.0, 0, 0, -5.0]))
+    by_viral = Homology(known, np.array([0, 0, 2.0, 0, 0, -5.0]))
     settings = TreeSettings(trees=1, least_contigs=2, learning_rate=1e-6)
     found = leave_each_group_out(names, counted, training, test, settings, (by_viral, np.array([0, 1])))
     assert found.keys() == {"first", "second"}

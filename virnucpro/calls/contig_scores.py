@@ -23,9 +23,9 @@ from virnucpro.calls.frame_order import CONTIGS_AT_ONCE, RowStream, join
 from virnucpro.calls.viral_regions import LONG_CONTIG_NT
 from virnucpro.data.frames import LetterWindow, chunk_bounds, chunks_per_contig, stream_letters
 from virnucpro.errors import StoppedError
+from virnucpro.models.contigs.homology import SEARCHED_NT, is_ambiguous
 from virnucpro.models.contigs.nucleotide_codes import OTHER, encode
 from virnucpro.models.contigs.sequence_features import TABLES
-from virnucpro.models.contigs.similarity import SEARCHED_NT, is_unsure
 
 if TYPE_CHECKING:
     import threading
@@ -141,10 +141,10 @@ def score_by_letters(
 
 
 def refine_scores(index: SequenceIndex, contigs: range, model: ContigModel, scores: FloatArray) -> FloatArray:
-    """Return the *scores* of some contigs, refined by their similarity to the model's proteins, float32 (contigs,)."""
-    assert model.similarity is not None
-    unsure = np.flatnonzero(is_unsure(scores))
-    numbers = contigs.start + unsure
+    """Return the *scores* of some contigs, refined by their homology to the model's proteins, float32 (contigs,)."""
+    assert model.homology is not None
+    ambiguous = np.flatnonzero(is_ambiguous(scores))
+    numbers = contigs.start + ambiguous
     window = LetterWindow(_letters(index, numbers))
     searched, first_letter = [], 0
     for length_nt in index.lengths[index.in_input_order()[numbers]].tolist():
@@ -152,7 +152,7 @@ def refine_scores(index: SequenceIndex, contigs: range, model: ContigModel, scor
         first_letter += length_nt
     window.finish()
     refined = np.array(scores)
-    refined[unsure] = model.similarity.refined(scores[unsure], searched)
+    refined[ambiguous] = model.homology.refined(scores[ambiguous], searched)
     return refined
 
 

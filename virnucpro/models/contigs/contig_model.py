@@ -5,7 +5,7 @@ Inputs are the features of ``sequence_features`` and, where the model was traine
 of the contig's frames. A few small networks, trained alike from other initial weights, give each group of genomes a
 logit; their log-odds of the viral groups against the others are averaged. Boosted trees give log-odds of their own. The
 score is the mean of the two, divided by the temperature. Where a model has proteins to compare contigs with,
-``similarity`` refines it. Computed in float64, so that a row's score does not depend on the other rows. Imports no
+``homology`` refines it. Computed in float64, so that a row's score does not depend on the other rows. Imports no
 torch. Legend: C contigs or windows of contigs, S features of the sequence, D and E widths of the embeddings, G groups,
 I inputs.
 """
@@ -24,8 +24,8 @@ from safetensors.numpy import load, save
 from virnucpro.errors import WeightsError
 from virnucpro.models.classifier_files.card import CONTIG_WEIGHTS_NAME, ClassifierCard, check_contig_weights
 from virnucpro.models.contigs.boosted_trees import BoostedTrees
+from virnucpro.models.contigs.homology import Homology
 from virnucpro.models.contigs.sequence_features import SequenceFeatures, feature_count
-from virnucpro.models.contigs.similarity import Similarity
 from virnucpro.models.registry import BUNDLED_WEIGHTS_DIR
 
 if TYPE_CHECKING:
@@ -41,7 +41,7 @@ FARTHEST = 6.0
 _NUM_COUNTS = 2
 """Inputs for the number of embedded frames, besides the embeddings."""
 _DO_NOT_FIT = "the tensors of the contig model do not fit together, or hold numbers that give no score"
-_TABLE, _MEMBER, _TREES, _SIMILARITY = "log_odds.", "members.", "trees.", "similarity."
+_TABLE, _MEMBER, _TREES, _HOMOLOGY = "log_odds.", "members.", "trees.", "similarity."
 _GZIP = 31
 """For zlib: the format of gzip files."""
 _MOST_BYTES, _MOST_HEADER_BYTES = 1 << 30, 1 << 20
@@ -71,7 +71,7 @@ class ContigWeights:
     """The networks."""
     trees: BoostedTrees
     temperature: float
-    similarity: Similarity | None = None
+    homology: Homology | None = None
     """Refines the scores of contigs; not those of windows along them."""
 
     def to_bytes(self) -> bytes:
@@ -80,8 +80,8 @@ class ContigWeights:
         tensors: dict[str, np.ndarray[Any, Any]] = {_TABLE + name: rows for name, rows in self.log_odds.items()}
         tensors |= {"is_viral": self.is_viral_G.astype(np.uint8), "mean": self.mean_I, "deviation": self.deviation_I}
         tensors |= {_TREES + name: values for name, values in self.trees.tensors().items()}
-        if self.similarity is not None:
-            tensors |= {_SIMILARITY + name: values for name, values in self.similarity.tensors().items()}
+        if self.homology is not None:
+            tensors |= {_HOMOLOGY + name: values for name, values in self.homology.tensors().items()}
         tensors["temperature"] = np.array([self.temperature], dtype=np.float32)
         for member, layers in enumerate(self.members):
             for number, layer in enumerate(layers):
@@ -96,7 +96,7 @@ class ContigWeights:
         """Read the content of ``contig_model.safetensors.gz``; ValueError where it is something else."""
         try:
             tensors = load(zlib.decompressobj(_GZIP).decompress(data, _MOST_BYTES))
-            of_similarity = _part_of(tensors, _SIMILARITY)
+            of_homology = _part_of(tensors, _HOMOLOGY)
             members: dict[int, dict[int, Layer]] = {}
             for name in sorted(tensors):
                 if name.startswith(_MEMBER) and name.endswith(".weight"):
@@ -111,7 +111,7 @@ class ContigWeights:
                 members=tuple(tuple(layers[n] for n in sorted(layers)) for _, layers in sorted(members.items())),
                 trees=BoostedTrees.of_tensors(_part_of(tensors, _TREES)),
                 temperature=float(tensors["temperature"][0]),
-                similarity=Similarity.of_tensors(of_similarity) if of_similarity else None,
+                homology=Homology.of_tensors(of_homology) if of_homology else None,
             )
         except (SafetensorError, zlib.error, KeyError, IndexError, TypeError) as error:
             raise ValueError(f"no contig model ({error})") from error
@@ -145,8 +145,8 @@ class ContigWeights:
         if not is_sound:
             raise ValueError(_DO_NOT_FIT)
         self.trees.check(len(self.mean_I))
-        if self.similarity is not None:
-            self.similarity.check()
+        if self.homology is not None:
+            self.homology.check()
 
 
 def _part_of(tensors: Mapping[str, np.ndarray[Any, Any]], prefix: str) -> dict[str, np.ndarray[Any, Any]]:
@@ -167,9 +167,9 @@ class ContigModel:
         return len(self._weights.mean_I) > self.features.dim
 
     @property
-    def similarity(self) -> Similarity | None:
+    def homology(self) -> Homology | None:
         """What refines the scores of contigs, where the model has it."""
-        return self._weights.similarity
+        return self._weights.homology
 
     def probabilities(
         self,
@@ -238,7 +238,7 @@ class LettersModel:
     folder: Path
     card: ClassifierCard
     searches_proteins: bool = False
-    """Whether it refines scores by similarity to known proteins."""
+    """Whether it refines scores by homology to known proteins."""
 
     @classmethod
     def of(cls, folder: Path, card: ClassifierCard) -> LettersModel | None:
@@ -262,7 +262,7 @@ class LettersModel:
             raise WeightsError(card.name, f"{folder / CONTIG_WEIGHTS_NAME}: no contig model ({error})") from error
         if folder.parent != BUNDLED_WEIGHTS_DIR:
             load_contig_model(folder, card)
-        searches_proteins = any(name.startswith(_SIMILARITY) for name in header)
+        searches_proteins = any(name.startswith(_HOMOLOGY) for name in header)
         return None if reads_embeddings else cls(folder, card, searches_proteins)
 
     def load(self) -> ContigModel:

@@ -15,8 +15,8 @@ import numpy as np
 
 from virnucpro import durable
 from virnucpro.calls.score_files import map_scores
+from virnucpro.models.contigs.homology import SEARCHED_NT, is_ambiguous
 from virnucpro.models.contigs.protein_search import PASS_NT
-from virnucpro.models.contigs.similarity import SEARCHED_NT, is_unsure
 from virnucpro.pipeline.prediction.part_jobs import SearchJob
 from virnucpro.pipeline.prediction.part_work import Work, compute_parts, parts_of, processes_for, read_part
 
@@ -58,7 +58,7 @@ def score_letters(
     def search() -> Work | None:
         counts["scored"] = _join_parts(job, parts)
         scores = map_scores(job.layout.letter_scores, "scores", len(index))
-        is_searched = is_unsure(scores) & job.model.searches_proteins
+        is_searched = is_ambiguous(scores) & job.model.searches_proteins
         counts["searched"] = int(np.count_nonzero(is_searched))
         if not counts["searched"]:
             return None

@@ -50,9 +50,9 @@ from virnucpro.training.fitting.contig_training import (
 )
 from virnucpro.training.fitting.embedded_pieces import read_annotations, read_embedded
 from virnucpro.training.fitting.group_left_out import leave_each_group_out
+from virnucpro.training.fitting.homology_fitting import choose_proteins
 from virnucpro.training.fitting.model_card import card_text
 from virnucpro.training.fitting.pieces import read_pieces
-from virnucpro.training.fitting.similarity_fitting import choose_proteins
 from virnucpro.training.genomes.genome_split import TEST, TRAIN, VALIDATION
 from virnucpro.training.training_run import OUTCOME_NAME
 
@@ -126,7 +126,7 @@ def fit_classifier(run: TrainingRun, split: SplitGenomes, stop: threading.Event 
         test = _contigs(embedded, [], TEST)
         group_N = genomes.group_numbers(names)[genome_of_protein_N]
         left_out = leave_each_group_out(
-            names, counted, contigs, test, config.contig.trees, (contig_weights.similarity, group_N), stop=stop
+            names, counted, contigs, test, config.contig.trees, (contig_weights.homology, group_N), stop=stop
         )
     weights = save({name: x.contiguous() for name, x in model.state_dict().items() if x.is_floating_point()})
     contig_data = contig_weights.to_bytes()
@@ -264,8 +264,8 @@ def score_pieces(folder: Path, embedded: EmbeddedPieces, chosen_C: BoolArray) ->
         embedded.frames_C[chosen_C],
         embedded.chunks_C[chosen_C],
     )
-    if model.similarity is not None:
-        p_virus_C = model.similarity.refined(p_virus_C, codes)
+    if model.homology is not None:
+        p_virus_C = model.homology.refined(p_virus_C, codes)
     return p_virus_C.astype(np.float64)
 
 

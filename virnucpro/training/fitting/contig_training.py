@@ -1,10 +1,10 @@
 """
-Train the contig model: tables of k-mers, networks and boosted trees on top of them, calibration, and similarity.
+Train the contig model: tables of k-mers, networks and boosted trees on top of them, calibration, and homology.
 
 The training part's genomes give the tables. Networks and trees learn from its contigs, each with log-odds from tables
 that have not seen its genome: networks a contig's group, trees its label. Validation's contigs stop the networks,
-decide whether embeddings are inputs, and set the temperature. Of a model that takes letters alone, similarity to
-proteins refines the scores (``similarity_fitting``). Legend: C contigs, I inputs, G groups.
+decide whether embeddings are inputs, and set the temperature. Of a model that takes composition alone, homology to
+proteins refines the scores (``homology_fitting``). Legend: C contigs, I inputs, G groups.
 """
 
 from __future__ import annotations
@@ -19,9 +19,9 @@ import numpy as np
 from virnucpro.errors import StoppedError
 from virnucpro.models.contigs.contig_model import ContigWeights, join_inputs
 from virnucpro.models.contigs.sequence_features import SequenceFeatures, feature_count
+from virnucpro.training.fitting.homology_fitting import fit_homology
 from virnucpro.training.fitting.kmer_log_odds import KmerCounts
 from virnucpro.training.fitting.network_fitting import Examples, binary_loss, fit_networks
-from virnucpro.training.fitting.similarity_fitting import fit_similarity
 from virnucpro.training.fitting.suspect_pieces import SUSPECT, SUSPECT_WEIGHT, judge
 from virnucpro.training.fitting.tree_fitting import fit_trees
 
@@ -149,10 +149,10 @@ def train_contig_model(
     by_trees_C = trees.log_odds(validation.inputs(held_out_CS, chosen))
     log_odds_C = (networks.validation_log_odds_C + by_trees_C) / 2
     temperature = choose_temperature(log_odds_C, validation.is_virus_C)
-    similarity = None
+    homology = None
     if chosen == SEQUENCE:
         scores_C = np.asarray(1 / (1 + np.exp(-log_odds_C / temperature)), dtype=np.float32)
-        similarity = fit_similarity(proteins, validation.codes, scores_C, validation.is_virus_C, stop=stop)
+        homology = fit_homology(proteins, validation.codes, scores_C, validation.is_virus_C, stop=stop)
     weights = ContigWeights(
         log_odds=tables,
         is_viral_G=is_viral_G,
@@ -161,7 +161,7 @@ def train_contig_model(
         members=networks.members,
         trees=trees,
         temperature=temperature,
-        similarity=similarity,
+        homology=homology,
     )
     outcome = {
         "inputs": chosen,
@@ -176,8 +176,8 @@ def train_contig_model(
             )
         },
         "temperature": temperature,
-        "proteins": 0 if similarity is None else len(similarity.proteins.lengths_N),
-        "residues": 0 if similarity is None else len(similarity.proteins.residues_R),
+        "proteins": 0 if homology is None else len(homology.proteins.lengths_N),
+        "residues": 0 if homology is None else len(homology.proteins.residues_R),
         "groups": [name for _, name in names],  # in the order of the networks' outputs
         "suspects": [
             {"place": training.places[at], "group": training.groups[at], "score": round(float(p_C[at]), 3)}

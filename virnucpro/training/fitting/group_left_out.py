@@ -24,7 +24,7 @@ if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
 
     from virnucpro.arrays import BoolArray, FloatArray, IntArray
-    from virnucpro.models.contigs.similarity import Similarity
+    from virnucpro.models.contigs.homology import Homology
     from virnucpro.training.fitting.contig_training import LabelledRecords
     from virnucpro.training.fitting.kmer_log_odds import KmerCounts
     from virnucpro.training.training_settings import TreeSettings
@@ -54,7 +54,7 @@ def leave_each_group_out(
     training: LabelledRecords,
     test: LabelledRecords,
     settings: TreeSettings,
-    known: tuple[Similarity | None, IntArray],
+    known: tuple[Homology | None, IntArray],
     *,
     stop: threading.Event | None = None,
 ) -> dict[str, dict[str, Any]]:
@@ -62,13 +62,13 @@ def leave_each_group_out(
     Return what was measured for every group that is not the only one of its label, ready for JSON.
 
     *names*, *counted* and *training* as in ``train_contig_model``; its pieces are of both *training* and *test*.
-    *known* is the model's similarity to proteins, and the group of each of them.
+    *known* is the model's homology to proteins, and the group of each of them.
 
     Raises:
         StoppedError: *stop* was set.
     """
     counts, fold_of_source = counted
-    similarity, group_N = known
+    homology, group_N = known
     of_training, of_test = training.group_numbers(names), test.group_numbers(names)
     found = {}
     for group, (is_virus, name) in enumerate(names):
@@ -87,8 +87,8 @@ def leave_each_group_out(
         fitted = fit_trees(x_CI, training.is_virus_C[chosen], settings.quick(), stop=stop)
         log_odds_C = fitted.log_odds(features.of_many(ranked))
         scores_C = np.asarray(1 / (1 + np.exp(-log_odds_C)), dtype=np.float32)
-        if similarity is not None:
-            others_know = replace(similarity, proteins=similarity.proteins.take(group_N != group))
+        if homology is not None:
+            others_know = replace(homology, proteins=homology.proteins.take(group_N != group))
             scores_C = others_know.refined(scores_C, ranked)
         labels_C = np.where(np.arange(len(ranked)) < len(others), not is_virus, is_virus)
         found[name] = asdict(_measured(scores_C, labels_C, is_virus=is_virus, others=len(others)))

@@ -1,8 +1,8 @@
 """
-What similarity to known proteins adds to the score of a contig's letters.
+What homology to known proteins adds to the composition score of a contig.
 
-Contigs that letters are not sure of are searched in proteins of the training genomes. A logistic regression on the
-letters' log-odds, the length, and the best alignment scores to a viral and to a cellular protein gives the log-odds.
+Contigs with an ambiguous score are searched in proteins of the training genomes. A logistic regression on the score's
+log-odds, the length, and the best alignment scores to a viral and to a cellular protein gives the log-odds.
 Legend: C contigs, J inputs.
 """
 
@@ -22,31 +22,33 @@ if TYPE_CHECKING:
     from virnucpro.arrays import BoolArray, DoubleArray, FloatArray, IntArray
     from virnucpro.models.contigs.nucleotide_codes import CodeArray
 
-UNSURE = (0.01, 0.99)
-"""P(virus) by letters between which a contig is searched."""
+AMBIGUOUS = (0.01, 0.99)
+"""Composition scores between which a contig is searched."""
 SEARCHED_NT = 20_000
 """Nucleotides of a contig that are searched, from its start: the longest contigs in training."""
 _INPUTS = 6
 
 
 @dataclass(frozen=True)
-class Similarity:
+class Homology:
     proteins: KnownProteins
     weights_J: DoubleArray
     """float64 (J,): of ``inputs``."""
 
     def refined(self, scores_C: FloatArray, codes: Sequence[CodeArray]) -> FloatArray:
         """
-        Return P(virus), float32 (C,): that by letters, *scores_C*, where it is sure or absent.
+        Return P(virus), float32 (C,): the composition score, *scores_C*, where that is confident or absent.
 
-        *codes* are the contigs' letters, as ``nucleotide_codes.encode`` gives them.
+        *codes* are the contigs' nucleotides, as ``nucleotide_codes.encode`` gives them.
         """
         refined_C = np.array(scores_C, dtype=np.float32)
-        unsure = np.flatnonzero(is_unsure(scores_C))
-        if len(unsure):
-            searched = [codes[number][:SEARCHED_NT] for number in unsure.tolist()]
-            x_CJ = inputs(scores_C[unsure], [len(codes_L) for codes_L in searched], self.proteins.best_scores(searched))
-            refined_C[unsure] = 1 / (1 + np.exp(-(x_CJ @ self.weights_J)))
+        ambiguous = np.flatnonzero(is_ambiguous(scores_C))
+        if len(ambiguous):
+            searched = [codes[number][:SEARCHED_NT] for number in ambiguous.tolist()]
+            x_CJ = inputs(
+                scores_C[ambiguous], [len(codes_L) for codes_L in searched], self.proteins.best_scores(searched)
+            )
+            refined_C[ambiguous] = 1 / (1 + np.exp(-(x_CJ @ self.weights_J)))
         return refined_C
 
     def check(self) -> None:
@@ -54,7 +56,7 @@ class Similarity:
         self.proteins.check()
         is_sound = self.weights_J.shape == (_INPUTS,) and self.weights_J.dtype == np.float64
         if not is_sound or not np.isfinite(self.weights_J).all():
-            raise ValueError("the weights of the contig model's similarity do not fit")
+            raise ValueError("the weights of the contig model's homology do not fit")
 
     def tensors(self) -> dict[str, np.ndarray[Any, Any]]:
         """Return the arrays by their names in a file."""
@@ -66,15 +68,15 @@ class Similarity:
         }
 
     @classmethod
-    def of_tensors(cls, tensors: Mapping[str, np.ndarray[Any, Any]]) -> Similarity:
+    def of_tensors(cls, tensors: Mapping[str, np.ndarray[Any, Any]]) -> Homology:
         """Return what ``tensors`` gave; KeyError where one is absent."""
         proteins = KnownProteins(tensors["residues"], tensors["lengths"], tensors["is_viral"].astype(np.bool_))
         return cls(proteins, tensors["weights"])
 
 
-def is_unsure(scores_C: FloatArray) -> BoolArray:
+def is_ambiguous(scores_C: FloatArray) -> BoolArray:
     """Return which contigs are searched; those without a score are not."""
-    low, high = UNSURE
+    low, high = AMBIGUOUS
     return np.asarray((scores_C > low) & (scores_C < high))
 
 

@@ -1,5 +1,5 @@
 """
-Choose the proteins that a contig model keeps, and fit what similarity to them says.
+Choose the proteins that a contig model keeps, and fit the weight of homology to them.
 
 Proteins are the likely genes of the training part's genomes; the regression is fitted on contigs of other genomes,
 those of validation. Legend: C contigs, J inputs.
@@ -12,9 +12,9 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from virnucpro.models.contigs.gene_finding import Genes
+from virnucpro.models.contigs.homology import SEARCHED_NT, Homology, inputs, is_ambiguous
 from virnucpro.models.contigs.pieces import Pieces
 from virnucpro.models.contigs.protein_search import SHORTEST_PROTEIN, KnownProteins
-from virnucpro.models.contigs.similarity import SEARCHED_NT, Similarity, inputs, is_unsure
 
 if TYPE_CHECKING:
     import threading
@@ -27,34 +27,34 @@ if TYPE_CHECKING:
 MOST_RESIDUES = 18_500_000
 """Of all proteins that are kept: what the package has room for. More would find more (docs/models.md)."""
 LEAST_CONTIGS = 100
-"""Contigs of each label that letters are unsure of, without which nothing is fitted."""
+"""Contigs of each label with an ambiguous score, without which nothing is fitted."""
 _STRETCH_NT = 200_000
 _RIDGE = 1e-3
 """Penalty of the weights of standardised inputs, against the mean loss of a contig."""
 _STEPS = 50
 
 
-def fit_similarity(
+def fit_homology(
     proteins: KnownProteins,
     codes: Sequence[CodeArray],
     scores_C: FloatArray,
     is_virus_C: BoolArray,
     *,
     stop: threading.Event | None = None,
-) -> Similarity | None:
+) -> Homology | None:
     """
-    Return what refines the scores of contigs; None of too few contigs that letters are unsure of, or no proteins.
+    Return what refines the scores of contigs; None of too few with an ambiguous score, or no proteins.
 
     *codes*, *scores_C* (by letters) and labels are of contigs of other genomes than the proteins'.
     """
-    unsure = np.flatnonzero(is_unsure(scores_C))
-    labels = is_virus_C[unsure]
+    ambiguous = np.flatnonzero(is_ambiguous(scores_C))
+    labels = is_virus_C[ambiguous]
     if min(labels.sum(), (~labels).sum()) < LEAST_CONTIGS or not len(proteins.lengths_N):
         return None
-    searched = [codes[number][:SEARCHED_NT] for number in unsure.tolist()]
+    searched = [codes[number][:SEARCHED_NT] for number in ambiguous.tolist()]
     best_C2 = proteins.best_scores(searched, stop)
-    x_CJ = inputs(scores_C[unsure], [len(codes_L) for codes_L in searched], best_C2)
-    return Similarity(proteins, fit_regression(x_CJ, labels))
+    x_CJ = inputs(scores_C[ambiguous], [len(codes_L) for codes_L in searched], best_C2)
+    return Homology(proteins, fit_regression(x_CJ, labels))
 
 
 def choose_proteins(genomes: LabelledRecords, seed: int) -> tuple[KnownProteins, IntArray]:
