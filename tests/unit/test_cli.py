@@ -145,6 +145,18 @@ def test_a_command_loads_nothing_that_only_others_need():
     assert done.stdout.splitlines()[-1] == "[]"
 
 
+def test_templates_are_loaded_only_when_a_page_is_written():
+    code = (
+        "import sys, virnucpro.api, virnucpro.commands.evaluate, virnucpro.commands.predict\n"
+        "from virnucpro.report.html_page import fill\n"
+        "print('jinja2' in sys.modules)\n"
+        "fill('reports.html', rows=[], is_whole=True)\n"
+        "print('jinja2' in sys.modules)"
+    )
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=60, check=True)
+    assert done.stdout.split() == ["False", "True"]
+
+
 def loaded_by(*arguments):
     """Return the exit code and the modules of a command line that has run to its end."""
     code = (

@@ -19,6 +19,7 @@ from virnucpro.report.figure import (
     share_axis,
     short_number,
 )
+from virnucpro.report.html_page import templates
 
 
 def test_lengths_of_a_narrow_range_have_its_ends_as_labels():
@@ -80,12 +81,13 @@ def test_marks_are_drawn_where_their_values_are():
     figure.lines("curve ink", [[(0, 1), (5, 1), (5, 2), (10, 4)]])
     figure.dots("undecided", [(5, 2)], "ring")
     figure.tip(5, 2, "</script>")
-    drawn = figure.drawn("one", "A plot")
+    drawn = str(templates().get_template("macros.html").module.plot(figure, "one", "A plot"))
     paths = re.findall(r'<path class="([^"]*)" d="([^"]*)">', drawn)
     assert ("bar virus", f"M200 {SIZE}H400V0H200z") in paths
     assert ("curve ink", "M0 1500H1000V1000L2000 0") in paths
     assert ("dots ring undecided", "M1000 1000h0") in paths
     assert ("hole", "M1000 1000h0") in paths
+    assert f'<svg viewBox="0 0 {SIZE} {SIZE}" ' in drawn
     assert '<span class="at-y" style="top:50%">&lt;two&gt;</span>' in drawn
     assert '[[1000,1000,"\\u003c/script\\u003e"]]' in drawn
 

@@ -3,24 +3,16 @@
 from __future__ import annotations
 
 import json
+import re
 from html.parser import HTMLParser
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from jinja2 import UndefinedError
 
-from virnucpro.report.html import (
-    Html,
-    counted,
-    cut,
-    duration,
-    element,
-    joined,
-    nucleotides,
-    percent,
-    probability,
-    script_json,
-)
+from virnucpro.report.formats import counted, cut, duration, nucleotides, percent, probability
+from virnucpro.report.html_page import fill, templates
 
 
 class Seen(HTMLParser):
@@ -41,33 +33,57 @@ class Seen(HTMLParser):
 
 
 texts = st.text(st.characters(exclude_categories=("Cs",), exclude_characters="\r\0"), max_size=40)
+markup = st.sampled_from(
+    ["<script>alert(1)</script>", "</td><img src=x onerror=alert(1)>", '" onclick="x', "&lt;", "'", "{{ 7 * 7 }}"]
+)
 
 
-@given(texts, texts)
+def listed(content, value):
+    """Return what a parser makes of the list of reports: one, whose text and address are these."""
+    return Seen(fill("reports.html", rows=[("now", (content, value))], is_whole=True).decode())
+
+
+@given(texts | markup, texts | markup)
 def test_text_stays_text_in_content_and_in_attributes(content, value):
-    seen = Seen(element("td", content, data_v=value))
-    assert (seen.tags, seen.text, seen.attributes) == (["td"], content, {"data-v": value})
+    seen = listed(content, value)
+    assert seen.tags == listed("", "").tags
+    assert "".join(f"now{content}".split()) in "".join(seen.text.split())
+    assert seen.attributes["href"] == value
 
 
-@given(st.sampled_from(["<script>alert(1)</script>", "</td><img src=x onerror=alert(1)>", '" onclick="x', "&lt;", "'"]))
+@given(markup)
 def test_markup_of_others_is_text_and_markup_of_ours_is_not_escaped_twice(text):
-    inner = element("b", text)
-    seen = Seen(joined(text, element("p", inner, text, title=text)))
-    assert seen.tags == ["p", "b"]
-    assert seen.text == text * 3
-    assert seen.attributes == {"title": text}
+    seen = Seen(str(templates().get_template("macros.html").module.table([text], [[text]], label=text)))
+    assert seen.tags == ["div", "table", "thead", "tr", "th", "tbody", "tr", "td"]
+    assert "".join(seen.text.split()) == "".join(text.split()) * 2
+    assert seen.attributes["aria-label"] == text
 
 
-def test_an_attribute_without_a_value_is_left_out_and_an_element_without_content_is_not_closed():
-    assert element("td", class_=None, hidden="") == '<td hidden=""></td>'
-    assert element("input", type="search") == '<input type="search">'
-    assert isinstance(element("td"), Html)
+def test_a_value_that_a_template_names_and_a_page_lacks_is_an_error():
+    with pytest.raises(UndefinedError, match="'is_whole' is undefined"):
+        fill("reports.html", rows=[])
+
+
+def test_only_files_of_ours_and_constants_are_let_through_unescaped():
+    sources = {
+        name: templates().loader.get_source(templates(), name)[0] for name in templates().list_templates(["html"])
+    }
+    assert {"macros.html", "prediction/report.html"} < set(sources)
+    let_through = {line for text in sources.values() for line in re.findall(r"\{\{[^}]*\bsafe\b[^}]*\}\}", text)}
+    assert let_through == {
+        "{{ style | safe }}",
+        "{{ script | safe }}",
+        """{{ ' hidden=""' | safe if hidden }}""",
+        """{{ range("P(virus) from", "score", "P(virus)", 'max="1"' | safe) }}""",
+    }
+    assert not any("autoescape" in text for text in sources.values())
 
 
 @given(st.dictionaries(st.text(), st.text() | st.floats(allow_nan=False, allow_infinity=False)))
 def test_json_in_a_script_comes_back_and_cannot_end_the_script(value):
-    text = script_json({**value, "x": "</script><!--<script>\u2028&"})
-    assert json.loads(text) == {**value, "x": "</script><!--<script>\u2028&"}
+    value |= {"x": "</script><!--<script>\u2028&"}
+    text = templates().from_string("{{ value | tojson }}").render(value=value)
+    assert json.loads(text) == value
     assert text.isascii()
     assert not set("<>&") & set(text)
 

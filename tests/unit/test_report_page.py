@@ -178,7 +178,7 @@ def test_the_page_says_what_the_files_say(written):
     assert page.says("This result is partial: 3 of")
     assert page.says("virnucpro-tiny-protein")
     assert page.says(FINGERPRINT)
-    assert page.says("embedding of proteins6 min 28 s64%")
+    assert page.says("embedding of proteins 6 min 28 s 64%")
     assert page.says("soil_assembly.fasta.gz")
     bars = " ".join(text for _, _, text in page.tips["score-histogram"])
     points = [text.rpartition(", ")[2] for _, _, text in page.tips["length-against-score"]]
@@ -256,7 +256,7 @@ def test_with_a_contig_model_a_score_is_a_probability_and_every_contig_has_one(t
     assert page.column("why").count(BY_SEQUENCE) == closed
     assert page.says("each chunk together with its two neighbours")
     assert page.says("where P(virus) is above the dotted line for enough chunks")
-    assert page.says("its contig modelvirnucpro-tinyc0dec0dec0dec0de")
+    assert page.says("its contig model virnucpro-tiny c0dec0dec0dec0de")
     tracks = [paths for name, paths in page.paths.items() if name.startswith("track-")]
     dotted = [path for paths in tracks for kind, path in paths if kind == "curve dotted"]
     assert dotted

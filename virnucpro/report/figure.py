@@ -12,8 +12,6 @@ import math
 from itertools import pairwise
 from typing import TYPE_CHECKING, NamedTuple
 
-from virnucpro.report.html import Html, data_block, element, joined
-
 if TYPE_CHECKING:
     from collections.abc import Iterable, Sequence
 
@@ -58,8 +56,9 @@ class Figure:
     def __init__(self, x: Axis, y: Axis, height_px: int = HEIGHT_PX, left_em: float = 3.2) -> None:
         self.x, self.y, self.height_px, self.left_em = x, y, height_px, left_em
         self.tips: list[Tip] = []
-        self._marks: list[Html] = []
-        self._legend: list[Html] = []
+        self.key: list[tuple[str, str]] = []
+        """The legend: classes of marks, and their name."""
+        self._marks: list[tuple[str, str]] = []
 
     def at(self, x: float, y: float) -> tuple[int, int]:
         """Return the place of a value in the square, whose y goes down."""
@@ -70,10 +69,7 @@ class Figure:
 
     def legend(self, kind: str, name: str) -> None:
         """Name the marks of the classes *kind*."""
-        shape = "M4 1h14v10h-14z" if kind.startswith("bar") else "M11 6h0" if kind.startswith("dots") else "M0 6h22"
-        marks = [_path(kind, shape), *([_path("hole", shape)] if _RING in kind.split() else [])]
-        drawn = element("svg", *marks, viewBox="0 0 22 12", width=22, height=12, aria_hidden="true")
-        self._legend.append(element("li", drawn, name))
+        self.key.append((kind, name))
 
     def boxes(self, role: str, boxes: Iterable[tuple[Place, Place]]) -> None:
         """Fill rectangles, each from one corner to the opposite one."""
@@ -101,36 +97,12 @@ class Figure:
     def dotted_at_y(self, y: float) -> None:
         self.dotted((self.x.low, y), (self.x.high, y))
 
-    def drawn(self, name: str, label: str, *, is_hidden: bool = False) -> Html:
-        """Return the figure as an element with the id *name*."""
+    def drawn(self) -> list[tuple[str, str]]:
+        """Return the classes and the path of everything in the square."""
         grid = [self._way([(self.x.low, value), (self.x.high, value)]) for value, _ in self.y.ticks]
         ground = max(self.y.low, 0) if self.y.high > 0 else self.y.high
         base = self._way([(self.x.low, ground), (self.x.high, ground)])
-        square = element(
-            "svg",
-            _path("curve grid", "".join(grid)),
-            *self._marks,
-            _path("curve base", base),
-            viewBox=f"0 0 {SIZE} {SIZE}",
-            preserveAspectRatio="none",
-        )
-        labels = [_label("at-y", f"top:{100 - 100 * self.y.place(value):.4g}%", text) for value, text in self.y.ticks]
-        labels += [_label("at-x", f"left:{100 * self.x.place(value):.4g}%", text) for value, text in self.x.ticks]
-        area = element("div", square, *labels, class_="area", style=f"height:{self.height_px}px")
-        parts = [element("p", self.y.title, class_="y-title")] if self.y.title else []
-        parts += [area, *([element("p", self.x.title, class_="x-title")] if self.x.title else [])]
-        plot = element(
-            "div",
-            *parts,
-            data_block(self.tips),
-            id=name,
-            class_="plot",
-            role="img",
-            aria_label=label,
-            style=f"--left:{self.left_em:.3g}em",
-            hidden="" if is_hidden else None,
-        )
-        return joined(element("ul", *self._legend, class_="key") if self._legend and not is_hidden else Html(), plot)
+        return [("curve grid", "".join(grid)), *self._marks, ("curve base", base)]
 
     def _way(self, places: Sequence[Place]) -> str:
         """Return the path along *places*; level and upright parts are written short."""
@@ -142,15 +114,7 @@ class Figure:
 
     def _draw(self, kind: str, paths: Iterable[str]) -> None:
         if path := "".join(paths):
-            self._marks.append(_path(kind, path))
-
-
-def _path(kind: str, path: str) -> Html:
-    return element("path", class_=kind, d=path)
-
-
-def _label(kind: str, style: str, text: str) -> Html:
-    return element("span", text, class_=kind, style=style)
+            self._marks.append((kind, path))
 
 
 def share_axis(title: str, low: float = 0.0, high: float = 1.0, *, step: float = 0.2) -> Axis:

@@ -1,25 +1,26 @@
 """
-A page as one file that needs neither network nor other files: head, style and script around its sections.
+A page as one file that needs neither network nor other files: a template of this package, inside ``page.html``.
 
-Its content security policy runs only this script, by its hash, and loads no address. Every colour is a variable of the
-page, which has another value on a dark screen.
+Every value is escaped, unless the template made it. The content security policy runs only the page's script, by its
+hash, and loads no address. Every colour is a variable of the page, which has another value on a dark screen.
 """
 
 from __future__ import annotations
 
 import base64
 import hashlib
+from functools import cache
 from importlib.metadata import version
 from importlib.resources import files
-from string import Template
-from typing import TYPE_CHECKING, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple
 
-from virnucpro.report.html import joined
+from virnucpro.errors import printable
+from virnucpro.report.formats import counted, cut, nucleotides, percent, whole
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
 
-    from virnucpro.report.html import Html
+    from jinja2 import Environment
 
 
 class Colour(NamedTuple):
@@ -44,20 +45,38 @@ COLOURS = {
 """Vermilion and blue differ for every kind of colour vision; grey is no verdict."""
 
 
-def fill_page(*, title: str, heading: Html, sections: Html, footer: Html, colours: Mapping[str, Colour]) -> str:
+def fill_page(template: str, *, colours: Mapping[str, Colour], **values: Any) -> bytes:
     """Return a page; *colours* has all colours by role, and what has the class of a role is drawn in its colour."""
     script = _text("page.js")
-    return Template(_text("page.html")).substitute(
+    return fill(
+        template,
+        **values,
         policy=_policy(script.encode()),
         generator=f"virnucpro {version('virnucpro')}",
-        title=joined(title),
-        colours=_colour_rules(colours),
-        style=_text("page.css"),
-        heading=heading,
-        sections=sections,
-        footer=footer,
+        style=f"{_colour_rules(colours)}\n{_text('page.css')}",
         script=script,
     )
+
+
+def fill(template: str, **values: Any) -> bytes:
+    return templates().get_template(template).render(values).encode("utf-8", "backslashreplace")
+
+
+@cache
+def templates() -> Environment:
+    """Return what fills templates: every value is escaped, and one that is missing is an error."""
+    from jinja2 import Environment, PackageLoader, StrictUndefined  # noqa: PLC0415  loaded only to write a page
+
+    pages = Environment(
+        loader=PackageLoader("virnucpro.report", ""),
+        autoescape=True,
+        undefined=StrictUndefined,
+        trim_blocks=True,
+        lstrip_blocks=True,
+    )
+    pages.globals |= {use.__name__: use for use in (counted, cut, nucleotides, percent, printable, whole)}
+    pages.policies["json.dumps_kwargs"] = {"separators": (",", ":"), "allow_nan": False}
+    return pages
 
 
 def _colour_rules(colours: Mapping[str, Colour]) -> str:
@@ -79,6 +98,6 @@ def _policy(script: bytes) -> str:
 
 
 def _text(name: str) -> str:
-    """Return the text of a file of this room with the line ends that browsers hash."""
+    """Return the text of a file of this package with the line ends that browsers hash."""
     text = (files("virnucpro.report") / name).read_text(encoding="utf-8")
     return text.replace("\r\n", "\n").replace("\r", "\n")

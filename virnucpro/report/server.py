@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING, Any
 from urllib.parse import quote
 
 from virnucpro.bounded_server import BoundedHandler, BoundedServer
-from virnucpro.report.html import Html, element, rows_of
+from virnucpro.report.html_page import fill
 from virnucpro.report.served_files import FoundReport, NotServedError
 
 if TYPE_CHECKING:
@@ -44,11 +44,6 @@ _HEADERS = {
 _PAGE, _TEXT = "text/html; charset=utf-8", "text/plain; charset=utf-8"
 _SHOWN = {".html": _PAGE, ".json": "application/json", ".md": _TEXT}
 """Suffix -> content type of files that browsers show; others are saved."""
-
-_STYLE = (
-    ":root{color-scheme:light dark}body{font:16px/1.5 sans-serif;margin:2rem;overflow-wrap:anywhere}"
-    "th{text-align:left}th,td{padding:.2rem 1rem .2rem 0;vertical-align:top}td:first-child{white-space:nowrap}"
-)
 
 
 class ReportServer(BoundedServer):
@@ -80,7 +75,7 @@ class _Handler(BoundedHandler):
         elif path == "/health":
             self._send(HTTPStatus.OK, _TEXT, b"ok\n")
         elif path == "/":
-            self._send(HTTPStatus.OK, _PAGE, _list_page(*self.server.files.newest()).encode())
+            self._send(HTTPStatus.OK, _PAGE, _list_page(*self.server.files.newest()))
         else:
             self._send_file(path)
 
@@ -131,34 +126,13 @@ class _Handler(BoundedHandler):
             super().log_message(format, *args)
 
 
-def _list_page(reports: list[FoundReport], is_whole: bool) -> str:
+def _list_page(reports: list[FoundReport], is_whole: bool) -> bytes:
     rows = [
         (
             datetime.fromtimestamp(report.changed, UTC).strftime("%Y-%m-%d %H:%M"),
             # relative, as the server may be below a folder of a proxy; with ./, as a name may hold a colon
-            element(
-                "a", os.fsencode(report.path).decode(errors="replace"), href=f"./{quote(os.fsencode(report.path[1:]))}"
-            ),
+            (os.fsencode(report.path).decode(errors="replace"), f"./{quote(os.fsencode(report.path[1:]))}"),
         )
         for report in reports
     ]
-    note = "" if is_whole else element("p", "There are too many folders to look at all of them.")
-    return "<!doctype html>\n" + element(
-        "html",
-        element(
-            "head",
-            element("meta", charset="utf-8"),
-            element("meta", name="viewport", content="width=device-width, initial-scale=1"),
-            element("title", "VirNucPro: reports"),
-            element("style", Html(_STYLE)),
-        ),
-        element(
-            "body",
-            element("h1", "Reports"),
-            rows_of(("Written (UTC)", "Report"), rows, label="Reports")
-            if rows
-            else element("p", "There is no report yet."),
-            note,
-        ),
-        lang="en",
-    )
+    return fill("reports.html", rows=rows, is_whole=is_whole)

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any
 from virnucpro import durable
 from virnucpro.errors import printable
 from virnucpro.report.evaluation import plots
-from virnucpro.report.html import Html, counted, cut, element, files_beside, joined, plot_place, rows_of, terms, whole
+from virnucpro.report.formats import counted, cut, whole
 from virnucpro.report.html_page import fill_page
 
 if TYPE_CHECKING:
@@ -21,7 +21,11 @@ if TYPE_CHECKING:
 
     from virnucpro.report.figure import Figure
 
-ROC, PRECISION_RECALL, RELIABILITY = "roc", "precision-recall", "reliability"
+    _Place = tuple[str, str, str, Figure]
+    """Id, title, caption and what is drawn."""
+    _Table = tuple[list[str], list[list[str]]]
+    """Header and rows."""
+
 _RECALL = {"by_length": ("recall-by-length", "By length"), "by_group": ("recall-by-group", "By group")}
 _MEASURES = {
     "auroc": "AUROC",
@@ -62,18 +66,27 @@ _SHOWN_NOTES = 30
 def write_page(document: Mapping[str, Any], path: Path, beside: Sequence[Path]) -> None:
     """Write the page of an evaluation, which names the files *beside* it."""
     tables = document["tables"]
+    names = ", ".join(cut(printable(table["name"]), 60) for table in tables)
+    kinds = [kind for kind in _RECALL if tables[0][kind]]
     page = fill_page(
-        title=f"VirNucPro evaluation: {_lead(tables)}",
-        heading=_heading(document),
-        sections=joined(_overview(tables), _curves(tables), _scores(tables), _strata(tables), _explained(tables)),
-        footer=files_beside((one.name, "") for one in beside),
+        "evaluation/evaluation.html",
         colours=plots.PAGE_COLOURS,
+        title=f"VirNucPro evaluation: {_lead(tables)}",
+        heading=_lead(tables),
+        about=[names, f"truth {printable(PurePath(document['truth']).name)}", f"virnucpro {document['virnucpro']}"],
+        beside=[(one.name, "") for one in beside],
+        tables=tables,
+        compared=_compared(tables),
+        figures=_figures(tables[0]["overall"]),
+        notes=_notes(tables)[:_SHOWN_NOTES],
+        curves=_curves(tables),
+        scores=_scores(tables),
+        recall=[_recall(tables, kind) for kind in kinds if plots.recall_strata(tables[0], kind)],
+        strata=[_strata(tables, kind) for kind in kinds],
+        by_group_and_length=_by_group_and_length(tables),
+        explained=_EXPLAINED,
     )
-    durable.write_bytes(path, page.encode("utf-8", "backslashreplace"))
-
-
-def _histogram(number: int) -> str:
-    return f"histogram-{number + 1}"
+    durable.write_bytes(path, page)
 
 
 def _lead(tables: Sequence[Mapping[str, Any]]) -> str:
@@ -86,33 +99,27 @@ def _lead(tables: Sequence[Mapping[str, Any]]) -> str:
     return f"AUROC {overall['auroc']['value']:.3f} on {measured}"
 
 
-def _heading(document: Mapping[str, Any]) -> Html:
-    names = ", ".join(cut(printable(table["name"]), 60) for table in document["tables"])
-    about = [names, f"truth {printable(PurePath(document['truth']).name)}", f"virnucpro {document['virnucpro']}"]
-    return joined(element("h1", _lead(document["tables"])), element("p", " \u00b7 ".join(about), class_="about"))
+def _figures(overall: Mapping[str, Any]) -> list[tuple[str, str]]:
+    measured = ((overall[measure], title) for measure, title in _MEASURES.items())
+    return [(f"{one['value']:.3f}", f"{title} ({_range(one)})") for one, title in measured if one]
 
 
-def _overview(tables: Sequence[Mapping[str, Any]]) -> Html:
+def _compared(tables: Sequence[Mapping[str, Any]]) -> _Table | None:
     if len(tables) == 1:
-        overall = tables[0]["overall"]
-        figures = [
-            element("li", element("b", f"{one['value']:.3f}"), element("span", f"{title} ({_range(one)})"))
-            for measure, title in _MEASURES.items()
-            if (one := overall[measure])
+        return None
+    measures = ("AUROC", "Average precision", "F1", "Recall at 1\u00a0%", "Calibration error")
+    rows = [
+        [
+            cut(printable(table["name"]), 60),
+            *(_interval(table["overall"][measure]) for measure in _MEASURES),
+            _interval(table["auroc_above_first"], sign="+"),
         ]
-        shown = element("ul", *figures, class_="figures five")
-    else:
-        columns = ("AUROC", "Average precision", "F1", "Recall at 1\u00a0%", "Calibration error")
-        header = ["Scores", *columns, "AUROC above the first"]
-        rows = [
-            [
-                cut(printable(table["name"]), 60),
-                *(_interval(table["overall"][measure]) for measure in _MEASURES),
-                _interval(table["auroc_above_first"], sign="+"),
-            ]
-            for table in tables
-        ]
-        shown = rows_of(header, rows, label="Measures", numbers=range(1, len(header)))
+        for table in tables
+    ]
+    return ["Scores", *measures, "AUROC above the first"], rows
+
+
+def _notes(tables: Sequence[Mapping[str, Any]]) -> list[str]:
     shared = [note for note in tables[0]["notes"] if all(note in table["notes"] for table in tables)]
     notes = [
         f"{cut(printable(table['name']), 60)}: {note}" if len(tables) > 1 else note
@@ -120,9 +127,7 @@ def _overview(tables: Sequence[Mapping[str, Any]]) -> Html:
         for note in (*_thresholds(table), *table["notes"])
         if note not in shared
     ]
-    notes += shared
-    listed = element("ul", *(element("li", printable(note)) for note in notes[:_SHOWN_NOTES]), class_="notes")
-    return element("section", shown, listed, aria_label="Overview")
+    return notes + shared
 
 
 def _thresholds(table: Mapping[str, Any]) -> list[str]:
@@ -153,71 +158,39 @@ def _prevalence(table: Mapping[str, Any]) -> str:
     return "" if prevalence is None else f", where {100 * prevalence:.4g}\u00a0% of all contigs are viral"
 
 
-def _curves(tables: Sequence[Mapping[str, Any]]) -> Html:
+def _curves(tables: Sequence[Mapping[str, Any]]) -> list[_Place]:
     if not tables[0]["roc"]:
-        return Html()
-    return element(
-        "section",
-        element("h2", "Viral or not"),
-        element(
-            "div",
-            _place(ROC, "ROC curve", "Dotted: chance.", plots.roc(tables)),
-            _place(
-                PRECISION_RECALL,
-                f"Precision and recall{_prevalence(tables[0])}",
-                "Dotted: chance, the share of viral contigs.",
-                plots.precision_recall(tables),
-            ),
-            class_="pair",
-        ),
-    )
+        return []
+    both = f"Precision and recall{_prevalence(tables[0])}"
+    chance = "Dotted: chance, the share of viral contigs."
+    return [
+        ("roc", "ROC curve", "Dotted: chance.", plots.roc(tables)),
+        ("precision-recall", both, chance, plots.precision_recall(tables)),
+    ]
 
 
-def _place(name: str, label: str, caption: str, figure: Figure) -> Html:
-    return plot_place(label, caption, figure.drawn(name, label))
-
-
-def _scores(tables: Sequence[Mapping[str, Any]]) -> Html:
+def _scores(tables: Sequence[Mapping[str, Any]]) -> list[_Place]:
     places = []
     if any(table["calibration"] for table in tables):
         caption = "Ten bins of equal numbers of contigs, with 95 % intervals. Dotted: perfect calibration."
-        places.append(_place(RELIABILITY, "Calibration", caption, plots.reliability(tables)))
-    for number, table in enumerate(tables):
+        places.append(("reliability", "Calibration", caption, plots.reliability(tables)))
+    for number, table in enumerate(tables, start=1):
         at = table["threshold"]
         caption = f"Dotted: the threshold {at:g}." if at is not None else "No threshold is known."
         title = "Scores" if len(tables) == 1 else f"Scores of {cut(printable(table['name']), 40)}"
-        places.append(_place(_histogram(number), title, caption, plots.score_histogram(table)))
-    return element("section", element("h2", "The scores"), element("div", *places, class_="pair"))
+        places.append((f"histogram-{number}", title, caption, plots.score_histogram(table)))
+    return places
 
 
-def _strata(tables: Sequence[Mapping[str, Any]]) -> Html:
-    kinds = [kind for kind in _RECALL if tables[0][kind]]
-    if not kinds:
-        return Html()
-    parts = [element("h2", "By length and group")]
-    places = [
-        _place(*_RECALL[kind], "", plots.recall_of_strata(tables, kind))
-        for kind in kinds
-        if plots.recall_strata(tables[0], kind)
-    ]
-    if places:
-        parts.append(element("div", *places, class_="pair"))
-    for kind in kinds:
-        parts += [element("h3", _RECALL[kind][1], class_="of-tracks"), _strata_table(tables, kind)]
-    if any(tables[0]["by_group_and_length"].values()):
-        title = element("h3", "AUROC by group and length", class_="of-tracks")
-        about = f"With its interval; after the comma the group\u2019s contigs{' / genomes' * _has_genomes(tables)}."
-        parts += [title, element("p", about), _group_and_length_table(tables)]
-    return element("section", *parts)
+def _recall(tables: Sequence[Mapping[str, Any]], kind: str) -> _Place:
+    return *_RECALL[kind], "", plots.recall_of_strata(tables, kind)
 
 
-def _strata_table(tables: Sequence[Mapping[str, Any]], kind: str) -> Html:
-    has_genomes = _has_genomes(tables)
-    called = ("Viral called", "Others called", "Viral, strict", "Others, strict")
+def _strata(tables: Sequence[Mapping[str, Any]], kind: str) -> tuple[str, list[str], list[list[str]]]:
+    has_genomes = tables[0]["overall"]["genomes"] is not None
     header = ["Length" if kind == "by_length" else "Group, lowest AUROC first", *_scores_header(tables)]
-    first_number = len(header)
     header += ["Contigs", *(["Genomes"] if has_genomes else []), "AUROC", "Recall at 1\u00a0%", "Calibration error"]
-    header += called
+    header += ["Viral called", "Others called", "Viral, strict", "Others, strict"]
     rows = [
         [
             *_names(name, table, tables),
@@ -230,21 +203,20 @@ def _strata_table(tables: Sequence[Mapping[str, Any]], kind: str) -> Html:
         for table in tables
         if (stratum := table[kind].get(name))
     ]
-    return rows_of(header, rows, label=_RECALL[kind][1], numbers=range(first_number, len(header)))
+    return _RECALL[kind][1], header, rows
 
 
-def _group_and_length_table(tables: Sequence[Mapping[str, Any]]) -> Html:
+def _by_group_and_length(tables: Sequence[Mapping[str, Any]]) -> _Table | None:
+    if not any(tables[0]["by_group_and_length"].values()):
+        return None
     lengths = list(tables[0]["by_length"])
-    header = ["Group, lowest AUROC first", *_scores_header(tables)]
     rows = [
         [*_names(group, table, tables), *(_cell(by_length.get(length)) for length in lengths)]
         for group in tables[0]["by_group_and_length"]
         for table in tables
         if (by_length := table["by_group_and_length"].get(group))
     ]
-    first_number = len(header)
-    numbers = range(first_number, first_number + len(lengths))
-    return rows_of(header + lengths, rows, label="AUROC by group and length", numbers=numbers)
+    return ["Group, lowest AUROC first", *_scores_header(tables), *lengths], rows
 
 
 def _cell(cell: Mapping[str, Any] | None) -> str:
@@ -261,11 +233,7 @@ def _scores_header(tables: Sequence[Mapping[str, Any]]) -> list[str]:
 def _names(name: str, table: Mapping[str, Any], tables: Sequence[Mapping[str, Any]]) -> list[str]:
     """Return the first cells of a row: its stratum and, of several tables, the table."""
     of_table = [cut(printable(table["name"]), 40)] if len(tables) > 1 else []
-    return [element("span", cut(printable(name), 40), class_="whole"), *of_table]
-
-
-def _has_genomes(tables: Sequence[Mapping[str, Any]]) -> bool:
-    return tables[0]["overall"]["genomes"] is not None
+    return [cut(printable(name), 40), *of_table]
 
 
 def _called(stratum: Mapping[str, Any]) -> list[str]:
@@ -279,16 +247,6 @@ def _called(stratum: Mapping[str, Any]) -> list[str]:
         (stratum["false_positive_share_at_strict_threshold"], of_others),
     ]
     return ["" if share is None or not is_own else f"{share:.1%}" for share, is_own in shares]
-
-
-def _explained(tables: Sequence[Mapping[str, Any]]) -> Html:
-    shown = terms(_EXPLAINED.items())
-    first = tables[0]
-    samples = f"{whole(first['bootstrap_samples'])} bootstrap samples of {first['resampled']}, seed {first['seed']}."
-    return element(
-        "section",
-        element("details", element("summary", "What the measures are"), shown, element("p", samples)),
-    )
 
 
 def _interval(one: Mapping[str, float] | None, *, sign: str = "") -> str:

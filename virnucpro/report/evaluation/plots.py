@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any
 
 from virnucpro.errors import printable
 from virnucpro.report.figure import SHAPES, Axis, Figure, count_axis, round_up, share_axis
-from virnucpro.report.html import cut
+from virnucpro.report.formats import cut
 from virnucpro.report.html_page import COLOURS, Colour
 
 if TYPE_CHECKING:

@@ -6,7 +6,7 @@ import re
 from typing import TYPE_CHECKING, Any
 
 from virnucpro.errors import printable
-from virnucpro.report.html import percent, whole
+from virnucpro.report.formats import percent, whole
 from virnucpro.report.prediction import wording
 from virnucpro.report.prediction.summary import GROUPS, Summary, summarise
 

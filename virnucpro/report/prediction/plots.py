@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING
 
 from virnucpro.calls.viral_regions import NEUTRAL_P
 from virnucpro.report.figure import Axis, Figure, count_axis, length_axis, position_axis, share_axis
-from virnucpro.report.html import cut, nucleotides, probability
+from virnucpro.report.formats import cut, nucleotides, probability
 from virnucpro.report.prediction.summary import NO_SCORE, SCORE_BINS
 from virnucpro.store.contig_table import Call
 

@@ -7,15 +7,16 @@ few texts recur is a list of these and the place of each row's text among them.
 
 from __future__ import annotations
 
+from collections import Counter
 from typing import TYPE_CHECKING, Any, NamedTuple
 
-from virnucpro.report.html import Html, counted, data_block, element, nucleotides, probability, terms, whole
+from virnucpro.report.formats import nucleotides, probability, whole
 from virnucpro.report.prediction.plots import CALL_CLASSES
 from virnucpro.report.prediction.summary import GROUPS
 from virnucpro.store.contig_table import COLUMNS, Call, texts
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Iterator, Mapping, Sequence
+    from collections.abc import Iterator, Mapping, Sequence
 
     from virnucpro.report.prediction.summary import ContigLine, Summary
 
@@ -46,9 +47,8 @@ class _Column(NamedTuple):
         return self.kind not in {"name", "call", "text"}
 
 
-def contig_section(summary: Summary) -> Html:
-    if not summary.table:
-        return Html()
+def table_values(summary: Summary) -> dict[str, Any]:
+    """Return what the template's section of contigs shows."""
     many, contigs = summary.sequences, summary.table
     listed = summary.groups[Call.VIRUS].contigs if summary.has_only_viral else summary.contigs
     reach = f"Find and the filters reach all {whole(listed)} {many}{' called viral' * summary.has_only_viral}."
@@ -73,31 +73,17 @@ def contig_section(summary: Summary) -> Html:
         "rows": ROWS_AT_FIRST,
         "total": len(contigs),
     }
-    first = f"The first {whole(ROWS_AT_FIRST)} of " if len(contigs) > ROWS_AT_FIRST else ""
-    return element(
-        "section",
-        element("h2", many.capitalize()),
-        element("p", f"{reach} {_held(summary)}", class_="note"),
-        _controls(contigs, summary),
-        element("p", f"{first}{counted(len(contigs), summary.sequence)}", id="count", class_="count", role="status"),
-        element("p", "The table scrolls sideways.", class_="hint"),
-        element(
-            "div",
-            _table(contigs[:ROWS_AT_FIRST], columns),
-            class_="wide",
-            tabindex="0",
-            role="region",
-            aria_label=f"Table of {many}",
-        ),
-        element(
-            "p",
-            element("button", "Show more", type="button", id="more"),
-            element("button", "Save as TSV", type="button", id="export"),
-            class_="more needs-script",
-        ),
-        element("details", element("summary", "What the columns are"), terms(_explained(columns).items())),
-        data_block(data, id="contigs"),
-    )
+    groups = Counter(contig.group for contig in contigs)
+    values = dict(_texts(contigs[:ROWS_AT_FIRST]))
+    rows = [dict(zip(values, row, strict=True)) for row in zip(*values.values(), strict=True)]
+    return {
+        "reach": f"{reach} {_held(summary)}",
+        "calls": {call: groups[call] for call in GROUPS if groups[call]},
+        "first": f"The first {whole(ROWS_AT_FIRST)} of " if len(contigs) > ROWS_AT_FIRST else "",
+        "rows": [(row, [(column.kind, _shown(column, row)) for column in columns]) for row in rows],
+        "explained": {c.title: _EXPLAINED[c.title] for c in columns if c.title in _EXPLAINED},
+        "data": data,
+    }
 
 
 def _held(summary: Summary) -> str:
@@ -135,11 +121,6 @@ def _columns(summary: Summary) -> list[_Column]:
     return columns
 
 
-def _explained(columns: Sequence[_Column]) -> dict[str, str]:
-    shown = {column.title for column in columns}
-    return {name: what for name, what in _EXPLAINED.items() if name in shown}
-
-
 def _texts(contigs: Sequence[ContigLine]) -> Iterator[tuple[str, list[str]]]:
     """Yield the columns of ``contigs.tsv``, and those of the page alone, one at a time."""
     for place, name in enumerate(COLUMNS):
@@ -159,95 +140,18 @@ def _packed(column: Sequence[str]) -> dict[str, Any]:
     return {"texts": "\n".join(column)}
 
 
-def _controls(contigs: Iterable[ContigLine], summary: Summary) -> Html:
-    groups = dict.fromkeys(GROUPS, 0)
-    for contig in contigs:
-        groups[contig.group] += 1
-    options = [element("option", f"{call} ({whole(n)})", value=call) for call, n in groups.items() if n]
-    search = element("input", id="filter-text", type="search", placeholder="name or reason", autocomplete="off")
-    choice = element(
-        "select", element("option", "every call", value=""), *options, id="filter-call", autocomplete="off"
-    )
-    limits = [
-        element(
-            "label",
-            shown,
-            element(
-                "input",
-                id=f"filter-{key}-{end}",
-                type="number",
-                min=0,
-                max=most,
-                step="any",
-                aria_label=f"{what} {end}",
-            ),
-        )
-        for shown, what, key, end, most in (
-            ("Length from (nt)", "Length in nt", "length", "from", None),
-            ("to", "Length in nt", "length", "to", None),
-            ("P(virus) from", "P(virus)", "score", "from", 1),
-            ("to", "P(virus)", "score", "to", 1),
-        )
-    ]
-    return element(
-        "div",
-        element("label", f"Find a {summary.sequence}", search),
-        element("label", "Call", choice),
-        element("div", *limits[:2], class_="range"),
-        element("div", *limits[2:], class_="range"),
-        class_="controls",
-        role="search",
-    )
-
-
-def _table(contigs: Sequence[ContigLine], columns: Sequence[_Column]) -> Html:
-    header = [
-        element(
-            "th",
-            element("button", column.title, type="button"),
-            scope="col",
-            class_="number" if column.is_number else None,
-            aria_sort="descending" if column.key == "score" else None,
-        )
-        for column in columns
-    ]
-    data = dict(_texts(contigs))
-    rows = [
-        element(
-            "tr",
-            *(_cell(column, {name: values[row] for name, values in data.items()}) for column in columns),
-            class_=CALL_CLASSES[contig.group],
-        )
-        for row, contig in enumerate(contigs)
-    ]
-    return element("table", element("thead", element("tr", *header)), element("tbody", *rows), class_="contigs")
-
-
-def _cell(column: _Column, row: Mapping[str, str]) -> Html:
+def _shown(column: _Column, row: Mapping[str, str]) -> str:
     text = row[column.key]
-    if column.kind == "name":
-        return element("td", element("bdi", text), class_="name")
-    if column.kind == "call":
-        return element("td", swatch(row["group"]), text, class_="call")
-    if column.kind == "text":
-        return element("td", text, class_="reason")
     if not text or (column.kind == "chunks" and row["open_chunks"] == "0"):
-        return element("td", class_="number")
-    if column.kind == "bar":
-        bar = element("span", probability(float(text)), class_="p", style=f"--p:{float(text):.3f}")
-        return element("td", bar, class_="number")
+        return ""
     shown = {
+        "bar": lambda: probability(float(text)),
         "length": lambda: nucleotides(int(text)),
         "probability": lambda: probability(float(text)),
         "percent": lambda: f"{float(text):.0%}",
         "chunks": lambda: f"{text} of {row['open_chunks']}",
-        "count": lambda: text,
     }
-    return element("td", shown[column.kind](), class_="number")
-
-
-def swatch(call: str) -> Html:
-    return element("span", class_=f"swatch {CALL_CLASSES[call]}", aria_hidden="true")
+    return shown[column.kind]() if column.kind in shown else text
 
 
 def _reason(contig: ContigLine) -> str:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from virnucpro.report.html import counted, nucleotides, percent, whole
+from virnucpro.report.formats import counted, nucleotides, percent, whole
 from virnucpro.report.prediction.summary import EVEN_FROM, NO_SCORE, SURE_FROM, TRACKS_READ
 from virnucpro.store.contig_table import Call
 
