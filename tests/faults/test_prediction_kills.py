@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import random
+import re
 import shutil
 import signal
 import subprocess
@@ -55,7 +56,10 @@ def interrupted_run(job, tmp_path, moments_s, number) -> tuple[int, float]:
             assert code in {-signal.SIGKILL, 130, 143, 0}, (tmp_path / "errors").read_text()
             longest_s = max(longest_s, seconds_until_gone(below))
         assert start(job, out, errors).wait(DEADLINE_S) == 0, (tmp_path / "errors").read_text()
-    assert "Traceback" not in (tmp_path / "errors").read_text()
+    # a process whose parent is killed while it starts prints this before any code of ours runs
+    of_python = r"Traceback [^\n]+\n(?:  [^\n]+\n)+?(?:EOFError|_pickle\.UnpicklingError)[^\n]*\n"
+    errors = re.sub(of_python, "", (tmp_path / "errors").read_text())
+    assert "Traceback" not in errors, errors
     return landed, longest_s
 
 

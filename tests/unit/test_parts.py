@@ -16,7 +16,7 @@ from hypothesis import strategies as st
 
 from tests.strategies import flip_bit
 from virnucpro import durable
-from virnucpro.errors import ResultError
+from virnucpro.errors import ResultError, SourceGoneError
 from virnucpro.store import schema
 from virnucpro.store.parts import (
     BlockRows,
@@ -44,6 +44,20 @@ def rows_of(source):
 
 def ids_of(source):
     return [name for names in source.iter_sequence_ids() for name in names]
+
+
+def test_a_part_that_its_rank_seals_meanwhile_is_gone_and_not_unwritable(tmp_path, monkeypatch):
+    sources = [SealedBlocks.open(write_part(tmp_path, [block(number)], plan_fingerprint="p")) for number in (1, 2)]
+    write_ids = schema.write_ids
+
+    def remove_then_write(*arguments):
+        sources[1].path.unlink()
+        write_ids(*arguments)
+
+    monkeypatch.setattr(schema, "write_ids", remove_then_write)
+    with pytest.raises(SourceGoneError):
+        write_shard(tmp_path / "shard_0.h5", sources, plan_fingerprint="p", hidden_dim=4)
+    assert not (tmp_path / "shard_0.h5").exists()
 
 
 def test_a_part_gives_back_blocks_positions_ids_and_rows(tmp_path):

@@ -189,9 +189,13 @@ class SealedBlocks:
         return np.frombuffer(data, dtype="<f4").reshape(end - first, self.hidden_dim)
 
     def iter_sequence_ids(self) -> Iterator[list[str]]:
-        """Yield the ids in row order, a bounded number at a time."""
+        """Yield the ids in row order, a bounded number at a time; SourceGoneError where the file was removed."""
         first = 0
-        with schema.open_hdf5(self.path, "r") as file:
+        try:
+            opened = schema.open_hdf5(self.path, "r")
+        except FileNotFoundError as error:
+            raise SourceGoneError(self.path) from error
+        with opened as file:
             for names in schema.iter_sequence_ids(file, self.path):
                 if self.kept_rows is None:
                     yield names
