@@ -290,6 +290,37 @@ def test_workers_end_with_their_parent(tmp_path):
     assert seconds < 3 * 1.0
 
 
+PARENT_THAT_LEAVES_A_WORKER = """
+import os, signal, time
+from virnucpro.pipeline.devices import CPU
+from virnucpro.pipeline.work.worker_process import WorkerProcess
+folder = os.getcwd()
+worker = WorkerProcess("tests.fakes:sleep_after_report_of_start", rank=0, world_size=1, device=CPU, worker_args=(folder,))
+worker.start()
+os.kill(worker.process.pid, signal.SIGSTOP)
+if (other := os.fork()) == 0:
+    time.sleep(600)
+print(worker.process.pid, other, flush=True)
+os.kill(os.getpid(), signal.SIGKILL)
+"""
+
+
+def test_a_worker_whose_parent_went_before_it_began_does_nothing(tmp_path):
+    environment = {**os.environ, "PYTHONPATH": str(Path(__file__).parents[2])}
+    command = [sys.executable, "-c", PARENT_THAT_LEAVES_A_WORKER]
+    with (tmp_path / "out").open("wb") as out:  # the worker holds it, too: a pipe would not end
+        parent = subprocess.Popen(command, cwd=tmp_path, env=environment, stdout=out, stderr=out)
+        assert parent.wait(60) == -signal.SIGKILL
+    worker, other = [psutil.Process(int(pid)) for pid in (tmp_path / "out").read_text().split()]
+    try:
+        worker.resume()
+        worker.wait(20)
+        assert list(tmp_path.glob("pid_*")) == []
+    finally:
+        for process in filter(psutil.Process.is_running, (worker, other)):
+            process.kill()
+
+
 def test_a_flood_of_messages_does_not_hang_or_lose_the_report(tmp_path):
     heard = []
     coordinator = GPUProcessCoordinator(

@@ -163,16 +163,11 @@ def _end_worker_with_parent() -> None:
 
     The kernel does it at once, even to a process that stands still or holds the interpreter inside a library. It goes
     by the thread that started us, which waits for us as long as we run (``run_rank``). A parent that was gone before
-    the kernel was asked is seen by a thread.
+    the kernel was asked has left us to another.
     """
     end_with_parent(signal.SIGKILL)
-    threading.Thread(target=_end_after_parent, name="end-with-parent", daemon=True).start()
-
-
-def _end_after_parent() -> None:
     parent = multiprocessing.parent_process()
-    if parent is not None:
-        wait([parent.sentinel])
+    if parent is not None and parent.pid != os.getppid():
         os._exit(ExitCode.TERMINATED)
 
 
