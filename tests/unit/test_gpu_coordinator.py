@@ -294,8 +294,8 @@ PARENT_THAT_LEAVES_A_WORKER = """
 import os, signal, time
 from virnucpro.pipeline.devices import CPU
 from virnucpro.pipeline.work.worker_process import WorkerProcess
-folder = os.getcwd()
-worker = WorkerProcess("tests.fakes:sleep_after_report_of_start", rank=0, world_size=1, device=CPU, worker_args=(folder,))
+function, arguments = "tests.fakes:sleep_after_report_of_start", (os.getcwd(),)
+worker = WorkerProcess(function, rank=0, world_size=1, device=CPU, worker_args=arguments)
 worker.start()
 os.kill(worker.process.pid, signal.SIGSTOP)
 if (other := os.fork()) == 0:
