@@ -54,10 +54,11 @@ def _documented(kind: type[RunSettings]) -> Callable[[Callable[..., Any]], Calla
                 )
             )
             found = f" By default {one.knob.automatic}." if one.knob.auto else ""
-            lines.append(f"        {one.argument}: {one.knob.help}{found}")
+            lines.append(f"    {one.argument}: {one.knob.help}{found}")
         mine = [parameter for name, parameter in own.parameters.items() if name != "settings"]
         function.__signature__ = own.replace(parameters=[*mine, *keywords])  # type: ignore[attr-defined]
-        function.__doc__ = (function.__doc__ or "").replace("        settings: SETTINGS", "\n".join(lines))
+        # without its indentation, as Python 3.13 itself keeps a docstring
+        function.__doc__ = (inspect.getdoc(function) or "").replace("    settings: SETTINGS", "\n".join(lines))
         return function
 
     return decorate

@@ -158,5 +158,7 @@ def test_loader_processes_without_shared_memory_name_it(tmp_path, proteins, opti
         pytest.skip("needs a mount namespace of its own: be root")
     run = ended([*unshare, *embed(proteins, tmp_path / "out", "--loader-processes", "2")])
     assert run.returncode == 78, run.stderr
-    assert "/dev/shm" in run.stderr.splitlines()[-1]
-    assert "--loader-processes 0" in run.stderr.splitlines()[-1]
+    # Python 3.13 adds a warning of its own about what it cleaned up
+    said = next(line for line in reversed(run.stderr.splitlines()) if line.startswith("virnucpro: "))
+    assert "/dev/shm" in said
+    assert "--loader-processes 0" in said

@@ -62,7 +62,8 @@ def ignoring_closed_output() -> Iterator[None]:
     except OutputError:
         raise
     except OSError:
-        sys.stdout = Path(os.devnull).open("w")  # noqa: SIM115  for the rest of the process
+        with Path(os.devnull).open("w") as nowhere:  # for the rest of the process, and for what is still in the buffer
+            os.dup2(nowhere.fileno(), sys.stdout.fileno())
 
 
 def print_renderable(renderable: RenderableType, *, soft_wrap: bool = False) -> None:
