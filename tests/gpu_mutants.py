@@ -115,7 +115,7 @@ MUTANTS = [
         "cu_seqlens, cu_seqlens, len(lengths), len(lengths), alibi",
         FORWARD,
     ),
-    Mutant("padding is attended to", KERNELS, "v_GNLH, attn_mask=mask)\n        del", "v_GNLH)\n        del", FORWARD),
+    Mutant("padding is attended to", KERNELS, "v_GNLH, attn_mask=bias)", "v_GNLH)", FORWARD),
     Mutant(
         "a variable-length kernel on a card that has none",
         CHOICE,

@@ -13,7 +13,12 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
 
 from virnucpro.models.attention import _choose_on_gpu, choose_attention
-from virnucpro.models.encoders.attention_kernels import equal_length_attention, padded_attention, padded_groups
+from virnucpro.models.encoders.attention_kernels import (
+    PaddedAttention,
+    equal_length_attention,
+    padded_attention,
+    padded_groups,
+)
 
 LENGTHS = (40, 40, 37, 36, 36, 17, 16, 5, 3, 3, 1)
 NOT_SORTED = (3, 90, 4, 17, 17, 1, 60)
@@ -68,6 +73,30 @@ def test_padding_is_never_attended_to():
     ]
     together = padded_attention(q, k, v, cu_seqlens, lengths)
     assert (torch.cat(alone) - together).abs().max() < 1e-6
+
+
+def test_numbers_that_are_not_finite_stay_in_their_sequence():
+    q, k, v, cu_seqlens, lengths = packed(NOT_SORTED)
+    for x in (q, k, v):
+        x[3:93] = torch.nan
+    out = padded_attention(q, k, v, cu_seqlens, lengths, torch.ones(4))
+    assert out.isfinite().all(dim=(1, 2)).tolist() == [not 3 <= token < 93 for token in range(sum(lengths))]
+
+
+@pytest.mark.parametrize(("alibi", "kept"), [(False, 0), (False, 1 << 28), (True, 2 * 4 * 96**2), (True, 1 << 28)])
+def test_the_layers_of_a_forward_pass_share_what_the_lengths_decide(monkeypatch, alibi, kept):
+    monkeypatch.setattr("virnucpro.models.encoders.attention_kernels._KEPT_BIAS_ELEMENTS", kept)
+    slopes = torch.tensor([0.5, 0.25, 0.125, 0.0625]) if alibi else None
+    q, k, v, *bounds = packed(NOT_SORTED)
+    kernel = PaddedAttention()
+    for layer in range(3):
+        inputs = (q + layer, k * layer, v - layer)
+        assert torch.equal(kernel(*inputs, *bounds, slopes), padded_attention(*inputs, *bounds, slopes))
+    biases = [group.bias for group in kernel._groups if group.bias is not None]
+    assert sum(bias.numel() for bias in biases) <= kept
+    assert len(kernel._groups) > 1
+    assert (len(biases) == len(kernel._groups)) == (kept == 1 << 28)
+    assert bool(biases) == (kept > 0)
 
 
 @given(st.lists(st.integers(1, 400), min_size=1, max_size=60), st.booleans(), st.sampled_from([1, 12]))

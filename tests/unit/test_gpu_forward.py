@@ -14,10 +14,12 @@ from types import ModuleType
 import pytest
 import torch
 from torch.nn.attention import varlen
+from torch.utils._python_dispatch import TorchDispatchMode
 
 from benchmarks import gpu_models
 from tests import fake_cuda, kernels_by_definition
 from tests.fake_cuda import DEVICE, HostWaitError
+from virnucpro.data.packing import plan_blocks
 from virnucpro.models.dnabert_s import PackedMosaicBert, alibi_slopes
 from virnucpro.models.encoders import attention_kernels
 from virnucpro.models.encoders.dnabert_checkpoint import MosaicBertConfig
@@ -128,6 +130,34 @@ def test_dnabert_s_gives_rows_on_every_card(card, dtype, has_flash, request):
         assert model.attention.name == ("flash-attn 2.8.3" if is_flash else "sdpa-padded")
         check_rows(model, 768)
     assert bool(calls) == is_flash
+
+
+class Launches(TorchDispatchMode):
+    """Counts operators that compute or copy: neither views nor allocations."""
+
+    def __init__(self):
+        super().__init__()
+        self.count = 0
+
+    def __torch_dispatch__(self, function, types, args=(), kwargs=None):
+        is_view = any(out.alias_info is not None and not out.alias_info.is_write for out in function._schema.returns)
+        self.count += not is_view and "empty" not in function.name()
+        return function(*args, **(kwargs or {}))
+
+
+@pytest.mark.parametrize("card", ["sm_90"], indirect=True)
+def test_a_block_of_dnabert_s_is_few_launches_though_its_lengths_are_in_no_order(card):
+    tokens = gpu_models.dna_tokens(8000)
+    lengths = [tokens[number] for number in plan_blocks(tokens, token_budget=65549)[0]]
+    model, state = on_meta(lambda: PackedMosaicBert(MosaicBertConfig()))
+    with fake_cuda.fake_cuda(), torch.inference_mode():
+        fill(model, state, torch.bfloat16)
+        batch = packed(lengths)
+        with Launches() as launches:
+            model(*batch)
+    print(f"{sum(lengths)} tokens, {launches.count} launches")
+    assert model.attention.name == "sdpa-padded"
+    assert launches.count <= 500
 
 
 @pytest.mark.parametrize("shape", ["8M", "3B"])

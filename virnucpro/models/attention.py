@@ -17,6 +17,7 @@ from typing import TYPE_CHECKING, Protocol
 import torch
 
 from virnucpro.models.encoders.attention_kernels import (
+    PaddedAttention,
     equal_length_attention,
     exponential_attention,
     exponentials_are_exact,
@@ -65,6 +66,10 @@ class AttentionChoice:
     name: str
     kernel: AttentionKernel
     reason: str
+
+    def for_forward_pass(self) -> AttentionKernel:
+        """Return the kernel for the layers of one forward pass over one batch."""
+        return PaddedAttention() if self.kernel is padded_attention else self.kernel
 
 
 def choose_attention(
@@ -127,7 +132,7 @@ def _choose_on_gpu(
         obstacle = "varlen_attn takes no ALiBi slopes, and flash-attn (extra `flash`) is not installed"
     else:
         obstacle = "this PyTorch has no varlen_attn (2.10 has), and flash-attn (extra `flash`) is not installed"
-    return AttentionChoice("sdpa-padded", padded_attention, f"{obstacle}: neighbours of like length are padded")
+    return AttentionChoice("sdpa-padded", padded_attention, f"{obstacle}: sequences of like length are padded together")
 
 
 def _flash_attn_version() -> str | None:

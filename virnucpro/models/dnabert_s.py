@@ -129,10 +129,11 @@ class PackedMosaicBert(nn.Module):
     ) -> Iterator[torch.Tensor]:
         num_tokens = input_ids_T.shape[0]
         input_ids_T, cu_seqlens, lengths = fill_up(input_ids_T, cu_seqlens, lengths)
+        kernel = self.attention.for_forward_pass()
         x_TD = self.embeddings(input_ids_T)
         yield x_TD[:num_tokens]
         for layer in cast("nn.ModuleList", self.encoder["layer"]):
-            x_TD = layer(x_TD, self.attention.kernel, cu_seqlens, lengths, self.alibi_slopes_N)
+            x_TD = layer(x_TD, kernel, cu_seqlens, lengths, self.alibi_slopes_N)
             yield x_TD[:num_tokens]
 
 

@@ -155,7 +155,7 @@ class PackedESM2(nn.Module):
         num_tokens = input_ids_T.shape[0]
         input_ids_T, cu_seqlens, lengths = fill_up(input_ids_T, cu_seqlens, lengths)
         own = self.embed_tokens.weight.dtype
-        kernel = (self.attention if dtype is own else self._wide_attention).kernel
+        kernel = (self.attention if dtype is own else self._wide_attention).for_forward_pass()
         x_TD = self._embed(input_ids_T, cu_seqlens, dtype)
         rotation_TH = self._rotation(cu_seqlens, input_ids_T.shape[0], max(lengths))
         yield x_TD[:num_tokens]

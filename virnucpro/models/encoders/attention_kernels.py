@@ -5,12 +5,13 @@ Attention kernels: PyTorch's for equal lengths, plain exponentials on a CPU, and
 CPU; ``varlen_attention``, ``flash_attention`` and, where neither is possible, ``padded_attention`` are for GPUs.
 
 Legend: T packed tokens, S sequences, N heads, H head width, G sequences of one group, L tokens of each of them (padding
-included), Q queries.
+included), P = G * L slots, Q queries.
 """
 
 from __future__ import annotations
 
 import importlib
+from dataclasses import dataclass
 from itertools import groupby
 from typing import TYPE_CHECKING
 
@@ -37,6 +38,8 @@ _PADDED_SHARE = 1.25
 """Most slots of a padded group over its tokens."""
 _GROUP_BIAS_ELEMENTS = 1 << 27
 """Most numbers of the ALiBi bias of one padded group (256 MiB in bfloat16)."""
+_KEPT_BIAS_ELEMENTS = 1 << 28
+"""Most numbers of biases that a forward pass keeps for its next layer (512 MiB in bfloat16)."""
 
 
 def equal_length_attention(
@@ -251,56 +254,93 @@ def padded_attention(
     alibi_slopes_N: torch.Tensor | None = None,
 ) -> torch.Tensor:
     """
-    Attend with one ``scaled_dot_product_attention`` for each group of neighbours, padded to the longest.
+    Attend with one ``scaled_dot_product_attention`` for each group of like lengths, padded to the longest.
 
     Few calls for many lengths, at the price of copies into and out of the padded form: made for GPUs.
     """
-    heads = v_TNH.shape[1:]
-    out_TNH = torch.empty_like(v_TNH, memory_format=torch.contiguous_format)
-    for sequences, tokens, width in padded_groups(lengths, num_heads=heads[0], alibi=alibi_slopes_N is not None):
-        if alibi_slopes_N is not None and heads[0] * width**2 > _GROUP_BIAS_ELEMENTS:
-            # one sequence, whose bias as a whole could be larger than the device: some of its queries at a time
-            q_1NLH, k_1NLH, v_1NLH = (x_TNH[tokens].transpose(0, 1)[None] for x_TNH in (q_TNH, k_TNH, v_TNH))
-            out_TNH[tokens] = plain_attention(q_1NLH, k_1NLH, v_1NLH, alibi_slopes_N)[0].transpose(0, 1)
-            continue
-        starts_G = cu_seqlens[sequences]
-        lengths_G = cu_seqlens[sequences.start + 1 : sequences.stop + 1] - starts_G
-        num_sequences, num_tokens = sequences.stop - sequences.start, tokens.stop - tokens.start
-        columns_L = torch.arange(width, device=cu_seqlens.device)
-        # token t of the group goes to slot_T[t] of the (G, L) slots
-        padding_G = width * torch.arange(num_sequences, device=cu_seqlens.device) - (starts_G - tokens.start)
-        slot_T = torch.arange(num_tokens, device=cu_seqlens.device)
-        slot_T = slot_T + padding_G.repeat_interleave(lengths_G, output_size=num_tokens)
-        q_GNLH, k_GNLH, v_GNLH = (
-            x_TNH.new_zeros(num_sequences * width, *heads)
-            .index_copy_(0, slot_T, x_TNH[tokens])
-            .view(num_sequences, width, *heads)
-            .transpose(1, 2)
-            for x_TNH in (q_TNH, k_TNH, v_TNH)
-        )
-        mask = (columns_L < lengths_G[:, None])[:, None, None, :]
-        if alibi_slopes_N is not None:
-            mask = _padded_bias(alibi_slopes_N, mask, q_TNH.dtype)
-        out_GNLH = functional.scaled_dot_product_attention(q_GNLH, k_GNLH, v_GNLH, attn_mask=mask)
-        del q_GNLH, k_GNLH, v_GNLH, mask  # the copies below are as large
-        out_TNH[tokens] = out_GNLH.transpose(1, 2).reshape(num_sequences * width, *heads)[slot_T]
-    return out_TNH
+    return PaddedAttention()(q_TNH, k_TNH, v_TNH, cu_seqlens, lengths, alibi_slopes_N)
 
 
-def _padded_bias(alibi_slopes_N: torch.Tensor, mask_G11L: torch.Tensor, dtype: torch.dtype) -> torch.Tensor:
+class PaddedAttention:
+    """``padded_attention`` for the layers of one forward pass: groups, slots and biases are made by its first call."""
+
+    def __init__(self) -> None:
+        self._groups: list[_PaddedGroup] = []
+
+    def __call__(
+        self,
+        q_TNH: torch.Tensor,
+        k_TNH: torch.Tensor,
+        v_TNH: torch.Tensor,
+        cu_seqlens: torch.Tensor,
+        lengths: Sequence[int],
+        alibi_slopes_N: torch.Tensor | None = None,
+    ) -> torch.Tensor:
+        num_tokens, *heads = v_TNH.shape
+        self._groups = self._groups or list(_slots(cu_seqlens, lengths, heads[0], alibi=alibi_slopes_N is not None))
+        out_TNH = v_TNH.new_empty(num_tokens + 1, *heads)  # the last row takes what padding attends to
+        kept = 0
+        for group in self._groups:
+            q_GNLH, k_GNLH, v_GNLH = (x_TNH[group.source_GL].transpose(1, 2) for x_TNH in (q_TNH, k_TNH, v_TNH))
+            if group.is_token_GL is None:
+                # one sequence, whose bias as a whole could be larger than the device: some of its queries at a time
+                out_GNLH = plain_attention(q_GNLH, k_GNLH, v_GNLH, alibi_slopes_N)
+            else:
+                bias = group.bias
+                if bias is None:
+                    bias = _padded_bias(group.is_token_GL, alibi_slopes_N, q_TNH.dtype)
+                if kept + bias.numel() <= _KEPT_BIAS_ELEMENTS:
+                    group.bias, kept = bias, kept + bias.numel()
+                out_GNLH = functional.scaled_dot_product_attention(q_GNLH, k_GNLH, v_GNLH, attn_mask=bias)
+                del bias
+            del q_GNLH, k_GNLH, v_GNLH  # the copies below are as large
+            out_TNH.index_copy_(0, group.target_P, out_GNLH.transpose(1, 2).flatten(0, 1))
+        return out_TNH[:num_tokens]
+
+
+@dataclass
+class _PaddedGroup:
+    """Which tokens the slots of a group hold."""
+
+    source_GL: torch.Tensor
+    """Token of each slot; a sequence's last one also in its padding, so that no sequence's numbers reach another."""
+    target_P: torch.Tensor
+    """Row of the result; T, which is none, for padding."""
+    is_token_GL: torch.Tensor | None
+    """None: the bias is too large to be made as a whole."""
+    bias: torch.Tensor | None = None
+    """As ``_padded_bias`` returns it; None: made by each layer."""
+
+
+def _slots(cu_seqlens: torch.Tensor, lengths: Sequence[int], num_heads: int, *, alibi: bool) -> Iterator[_PaddedGroup]:
+    """Yield the groups of a batch, its sequences taken longest first; the host waits for no number of the device."""
+    sorted_S, order_S = cu_seqlens.diff().sort(descending=True, stable=True)
+    starts_S = cu_seqlens[order_S]
+    longest_first = sorted(lengths, reverse=True)
+    for sequences, _, width in padded_groups(longest_first, num_heads=num_heads, alibi=alibi):
+        is_too_large = alibi and num_heads * width**2 > _GROUP_BIAS_ELEMENTS
+        columns_L = torch.arange(longest_first[sequences.start] if is_too_large else width, device=cu_seqlens.device)
+        lengths_G1 = sorted_S[sequences, None]
+        source_GL = starts_S[sequences, None] + columns_L.minimum(lengths_G1 - 1)
+        is_token_GL = columns_L < lengths_G1
+        target_P = source_GL.where(is_token_GL, sum(lengths)).flatten()
+        yield _PaddedGroup(source_GL, target_P, None if is_too_large else is_token_GL)
+
+
+def _padded_bias(is_token_GL: torch.Tensor, alibi_slopes_N: torch.Tensor | None, dtype: torch.dtype) -> torch.Tensor:
     """
-    Return ALiBi's bias, minus infinity at padding, shape (G, N, L, L).
+    Return what is added to scores: minus infinity at padding, shape (G, 1, 1, L); with ALiBi's bias, (G, N, L, L).
 
-    Head by head: in one piece the steps in float32 would need four times the memory of the result.
+    The heads are made from one matrix of distances: in float32 theirs would need twice the memory of the result.
     """
-    num_sequences, length = mask_G11L.shape[0], mask_G11L.shape[-1]
-    bias_GNLL = torch.empty(
-        num_sequences, len(alibi_slopes_N), length, length, dtype=dtype, device=alibi_slopes_N.device
-    )
-    unit_1LL = alibi_bias(alibi_slopes_N.new_ones(1), length)
-    for bias_GLL, slope in zip(bias_GNLL.unbind(1), alibi_slopes_N.unbind(), strict=True):
-        bias_GLL.copy_((unit_1LL * slope).where(mask_G11L[:, 0], float("-inf")))
-    return bias_GNLL
+    is_token_G11L = is_token_GL[:, None, None, :]
+    if alibi_slopes_N is None:
+        return torch.zeros_like(is_token_G11L, dtype=dtype).masked_fill_(~is_token_G11L, float("-inf"))
+    num_sequences, length = is_token_GL.shape
+    bias_GNLL = alibi_slopes_N.new_empty(num_sequences, len(alibi_slopes_N), length, length, dtype=dtype)
+    minus_distances_1LL = alibi_bias(alibi_slopes_N.new_ones(1), length)
+    masked_G1LL = minus_distances_1LL.where(is_token_G11L, float("-inf"))
+    return torch.mul(masked_G1LL, alibi_slopes_N[:, None, None], out=bias_GNLL)
 
 
 def padded_groups(lengths: Sequence[int], *, num_heads: int, alibi: bool) -> Iterator[tuple[slice, slice, int]]:
