@@ -49,7 +49,7 @@ def random_esm2(
             half = architecture.head_dim // 2
             state[name] = 10000.0 ** -(torch.arange(half, device=device, dtype=torch.float32) / half)
         else:
-            state[name] = _random(name, shape, architecture.num_layers, generator, device).to(dtype)
+            state[name] = draw(name, shape, architecture.num_layers, generator, device).to(dtype)
     model.load_state_dict(state, assign=True)
     model.prepare_for_inference()
     return model
@@ -59,14 +59,14 @@ def randomise(model: torch.nn.Module, num_layers: int, device: torch.device, dty
     """Give a model that is on the meta device random weights on *device*."""
     generator = torch.Generator(device).manual_seed(SEED)
     state = {
-        name: _random(name, tuple(x.shape), num_layers, generator, device).to(dtype)
+        name: draw(name, tuple(x.shape), num_layers, generator, device).to(dtype)
         for name, x in model.state_dict().items()
     }
     model.load_state_dict(state, assign=True)
     model.eval().requires_grad_(requires_grad=False)
 
 
-def _random(
+def draw(
     name: str, shape: tuple[int, ...], num_layers: int, generator: torch.Generator, device: torch.device
 ) -> torch.Tensor:
     draw = torch.randn(shape, generator=generator, device=device, dtype=torch.float32)
