@@ -36,10 +36,10 @@ def table(results: Path) -> str:
 
 def _row(report: dict[str, Any]) -> list[str]:
     sections, about, checks = report["sections"], report["machine"], report["checks"]
-    ratio = sections.get("esm2_650m", {}).get("times transformers, 166 residues")
+    ratio = sections.get("esm2_650m", {}).get("times transformers, 168 tokens")
     return [
         *(about["device"], about["date"][:10], about["versions"]["torch"]),
-        *(_speed(sections.get(f"esm2_{name}", {}).get("166 residues", {})) for name in ("8m", "650m", "3b")),
+        *(_speed(sections.get(f"esm2_{name}", {}).get("float16, 168 tokens", {})) for name in ("8m", "650m", "3b")),
         _speed(sections.get("dnabert_s", {})),
         "" if ratio is None else f"{ratio:.1f}",
         f"{sum(check['passed'] for check in checks)} of {len(checks)}",

@@ -12,7 +12,8 @@ import zipfile
 from pathlib import Path
 
 REPOSITORY = Path(__file__).resolve().parents[1]
-FILES = ("benchmarks/gpu_check.py", "benchmarks/gpu_models.py", "virnucpro/models/weights/virnucpro-tiny-protein/*")
+SCRIPTS = ("gpu_check", "gpu_models", "gpu_runs")
+FILES = (*(f"benchmarks/{name}.py" for name in SCRIPTS), "virnucpro/models/weights/virnucpro-tiny-protein/*")
 MODULES = "virnucpro/**/*.py"
 MAIN = """\
 import os, runpy, sys, tempfile, zipfile

@@ -44,7 +44,7 @@ def test_every_section_runs_over_tiny_shapes_from_one_file_without_the_products_
     assert named <= set(report["sections"])
     assert report["checks"]
     assert all(check["passed"] for check in report["checks"])
-    assert report["sections"]["esm2_650m"]["166 residues"]["tokens_per_second"] > 0
+    assert report["sections"]["esm2_650m"]["float16, 168 tokens"]["tokens_per_second"] > 0
     assert report["machine"]["versions"]["torch"] == torch.__version__
     assert "checks passed" in done.stdout
     assert gpu_table.table(tmp_path).count("\n") == 1, "tiny shapes are no result"
