@@ -3,15 +3,18 @@ ESM-2 over packed sequences: fair-esm's weights, one stream of tokens, no paddin
 
 The model equals fair-esm's own forward pass within 1e-5 in fp32, for any batch; in bf16 and fp16 the weights are cast,
 while rotary positions and pooling stay in float32. Short sequences, in which little of the rounding averages out, are
-computed in a wider format than the rest, except in fp16, which needs none. Legend: T packed tokens, S sequences, N
-heads, H head width, D model width.
+computed in a wider format than the rest, except in fp16, which needs none. On a GPU in bf16 and fp16, Triton kernels
+rotate, add and normalise, where Triton runs. Legend: T packed tokens, S sequences, N heads, H head width, D model
+width.
 """
 
 from __future__ import annotations
 
+import importlib
 from collections import deque
+from dataclasses import dataclass, replace
 from itertools import groupby
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, cast
 
 import torch
 from torch import nn
@@ -28,6 +31,7 @@ from virnucpro.models.registry import locate_weights
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
     from pathlib import Path
+    from types import ModuleType
 
     from virnucpro.models.attention import AttentionKernel
     from virnucpro.models.encoders.esm2_checkpoint import Architecture
@@ -44,6 +48,10 @@ fair-esm's own rounding remains. In bf16, one in twenty windows of up to 28 resi
 down to 0.9983; computed in float32 with the bf16 weights, none of 372 is below 0.9992 (8M checkpoint). Such sequences
 are rare and cheap.
 """
+
+TRITON_KERNELS = "virnucpro.models.encoders.triton_kernels"
+TRITON_CAPABILITY = (8, 0)
+"""Least compute capability that Triton supports in bf16."""
 
 DTYPES = {Precision.FP32: torch.float32, Precision.BF16: torch.bfloat16, Precision.FP16: torch.float16}
 
@@ -94,6 +102,29 @@ def packed_esm2(
     return model
 
 
+@dataclass(frozen=True)
+class StepKernels:
+    """What rotates, adds and normalises between matrix products: a module of kernels, or PyTorch's operators (None)."""
+
+    kernels: ModuleType | None
+    reason: str
+
+
+def choose_step_kernels(device: torch.device, dtype: torch.dtype, architecture: Architecture) -> StepKernels:
+    """Return Triton's kernels where they compile and run for tensors of *dtype* on *device*, with the reason."""
+    if device.type != "cuda" or dtype not in {torch.float16, torch.bfloat16}:
+        return StepKernels(None, "Triton kernels are for GPUs, in float16 and bfloat16")
+    if torch.cuda.get_device_capability(device) < TRITON_CAPABILITY:
+        return StepKernels(None, "Triton kernels need compute capability 8.0")
+    try:
+        kernels = importlib.import_module(TRITON_KERNELS)
+        kernels.try_out(device, dtype, num_heads=architecture.attention_heads, head_dim=architecture.head_dim)
+    except Exception as error:  # noqa: BLE001  no triton, no C compiler, no folder for its cache: plain operators work
+        cause = f"{type(error).__name__}: {error}".partition("\n")[0]
+        return StepKernels(None, f"Triton kernels do not run here ({cause[:200]})")
+    return StepKernels(kernels, "Triton kernels do it in one pass each")
+
+
 class PackedESM2(nn.Module):
     """ESM-2's encoder, without its heads, over packed tokens; *attention* is the kernel in use, with the reason."""
 
@@ -116,6 +147,12 @@ class PackedESM2(nn.Module):
         self._wide_attention = self.attention
         if weight.dtype is torch.bfloat16:
             self._wide_attention = choose_attention(weight.device, torch.float32, head_dim=self.architecture.head_dim)
+        self.steps = choose_step_kernels(weight.device, weight.dtype, self.architecture)
+        if weight.device.type == "cuda":
+            reason = f"{self.attention.reason}; rotary positions, sums and norms: {self.steps.reason}"
+            # the name is part of a run's identity, as rounding differs
+            name = f"{self.attention.name}{', triton' if self.steps.kernels else ''}"
+            self.attention = replace(self.attention, name=name, reason=reason)
 
     def prepare_for_inference(self) -> None:
         """Fix kernel and layout for the current device; the weights must not be moved or trained afterwards."""
@@ -159,11 +196,32 @@ class PackedESM2(nn.Module):
         x_TD = self._embed(input_ids_T, cu_seqlens, dtype)
         rotation_TH = self._rotation(cu_seqlens, input_ids_T.shape[0], max(lengths))
         yield x_TD[:num_tokens]
+        if self.steps.kernels:
+            in_place = self._states_in_place(x_TD, self.steps.kernels, rotation_TH, kernel, cu_seqlens, lengths)
+            yield from (states_TD[:num_tokens] for states_TD in in_place)
+            return
         for layer in self.layers[:-1]:
             x_TD = layer(x_TD, rotation_TH, kernel, cu_seqlens, lengths)
             yield x_TD[:num_tokens]
         x_TD = self.layers[-1](x_TD, rotation_TH, kernel, cu_seqlens, lengths)
         yield _normalised(self.emb_layer_norm_after, x_TD)[:num_tokens]
+
+    def _states_in_place(
+        self,
+        x_TD: torch.Tensor,
+        steps: ModuleType,
+        rotation_TH: torch.Tensor,
+        kernel: AttentionKernel,
+        cu_seqlens: torch.Tensor,
+        lengths: Sequence[int],
+    ) -> Iterator[torch.Tensor]:
+        """Yield each layer's states, by kernels that add to *x_TD* in place and normalise for the next product."""
+        layers = cast("list[PackedLayer]", [*self.layers])
+        norms = [*(layer.self_attn_layer_norm for layer in layers), self.emb_layer_norm_after]
+        normed_TD = _normalised(norms[0], x_TD)
+        for layer, norm in zip(layers, norms[1:], strict=True):
+            normed_TD = layer.add_in_place(x_TD, normed_TD, norm, steps, rotation_TH, kernel, cu_seqlens, lengths)
+            yield normed_TD if layer is layers[-1] else x_TD
 
     def _embed(self, input_ids_T: torch.Tensor, cu_seqlens: torch.Tensor, dtype: torch.dtype) -> torch.Tensor:
         """Look tokens up; with token dropout, masks are 0 and the rest is scaled as in training."""
@@ -211,13 +269,36 @@ class PackedLayer(nn.Module):
         cu_seqlens: torch.Tensor,
         lengths: Sequence[int],
     ) -> torch.Tensor:
-        qkv_TD = self.qkv_proj(_normalised(self.self_attn_layer_norm, x_TD))
-        qkv_T3NH = qkv_TD.view(-1, 3, *self.heads)
-        _rotate(qkv_T3NH[:, :2].flatten(1, 2), rotation_TH)
+        qkv_T3NH = self._projected(_normalised(self.self_attn_layer_norm, x_TD))
+        _rotate(qkv_T3NH, rotation_TH)
         q_TNH, k_TNH, v_TNH = qkv_T3NH.unbind(1)
         attended_TNH = kernel(q_TNH, k_TNH, v_TNH, cu_seqlens, lengths)
         x_TD = self.out_proj.add_to(x_TD, attended_TNH.flatten(1))
         return by_rows(self._feed_forward, x_TD)
+
+    def add_in_place(
+        self,
+        x_TD: torch.Tensor,
+        normed_TD: torch.Tensor,
+        next_norm: nn.LayerNorm,
+        steps: ModuleType,
+        rotation_TH: torch.Tensor,
+        kernel: AttentionKernel,
+        cu_seqlens: torch.Tensor,
+        lengths: Sequence[int],
+    ) -> torch.Tensor:
+        """Make *x_TD*, given with its norm, what ``forward`` returns, and return that through *next_norm*."""
+        qkv_T3NH = self._projected(normed_TD)
+        steps.rotate(qkv_T3NH, rotation_TH)
+        q_TNH, k_TNH, v_TNH = qkv_T3NH.unbind(1)
+        attended_TNH = kernel(q_TNH, k_TNH, v_TNH, cu_seqlens, lengths)
+        normed_TD = steps.add_and_normalise(x_TD, self.out_proj(attended_TNH.flatten(1)), self.final_layer_norm)
+        out_TD: torch.Tensor = steps.add_and_normalise(x_TD, self.fc2(self.fc1.gelu(normed_TD)), next_norm)
+        return out_TD
+
+    def _projected(self, normed_TD: torch.Tensor) -> torch.Tensor:
+        qkv_TD: torch.Tensor = self.qkv_proj(normed_TD)
+        return qkv_TD.view(-1, 3, *self.heads)
 
     def _feed_forward(self, x_TD: torch.Tensor) -> torch.Tensor:
         return self.fc2.add_to(x_TD, self.fc1.gelu(_normalised(self.final_layer_norm, x_TD)))
@@ -229,8 +310,9 @@ def _normalised(norm: nn.LayerNorm, x_TD: torch.Tensor) -> torch.Tensor:
     return functional.layer_norm(x_TD, norm.normalized_shape, weight, bias, norm.eps)
 
 
-def _rotate(x_TNH: torch.Tensor, rotation_TH: torch.Tensor) -> None:
-    """Rotate each pair of neighbouring channels by its token's angle, in place, in float32 or better."""
+def _rotate(qkv_T3NH: torch.Tensor, rotation_TH: torch.Tensor) -> None:
+    """Rotate each pair of q's and k's neighbouring channels by its token's angle, in place, in float32 or better."""
+    x_TNH = qkv_T3NH[:, :2].flatten(1, 2)
     pairs_TNH = x_TNH.view(*x_TNH.shape[:2], -1, 2)
     if x_TNH.dtype in {torch.float32, torch.float64}:
         torch.view_as_complex(pairs_TNH).mul_(rotation_TH)
