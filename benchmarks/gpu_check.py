@@ -174,7 +174,46 @@ def kernels(check: Check) -> dict[str, Any]:
     for alibi in (False, True):
         choice = choose_attention(check.device, HALF, head_dim=64, alibi=alibi)
         check.show(f"kernel in bf16{' with ALiBi' if alibi else ''}", f"{choice.name}: {choice.reason}")
+    return found | _step_kernels(check)
+
+
+def _step_kernels(check: Check) -> dict[str, Any]:
+    """Compare Triton's kernels with PyTorch's operators in float64, where they run."""
+    chosen = esm2_flash.choose_step_kernels(check.device, HALF, gpu_models.ESM2["650M"])
+    check.show("between matrix products in bf16", chosen.reason)
+    if chosen.kernels is None:
+        return {"steps": chosen.reason}
+    found: dict[str, float] = {}
+    for dtype in (torch.bfloat16, torch.float16, torch.float32):
+        for heads, head_dim in ((20, 16), (20, 24), (20, 64), (40, 64)):
+            for what, error in step_errors(chosen.kernels, check.device, dtype, heads, head_dim).items():
+                key = f"Triton, {what}, {_short(dtype)}"
+                found[key] = max(error, found.get(key, 0.0))
+    for key, error in found.items():
+        check.expect(f"relative error of {key}", value=error, most=1e-5 if "float32" in key else 1e-2)
     return found
+
+
+def step_errors(
+    kernels: Any, device: torch.device, dtype: torch.dtype, heads: int, head_dim: int, *, num_tokens: int = 1001
+) -> dict[str, float]:
+    """Return the relative errors of *kernels* against PyTorch's operators in float64 on the same numbers."""
+    torch.manual_seed(head_dim)
+    qkv = torch.randn(num_tokens, 3, heads, head_dim, device=device).to(dtype)
+    angles = 1000 * torch.rand(num_tokens, 1, head_dim // 2, device=device)
+    turns = torch.polar(torch.ones_like(angles), angles)
+    rotated, expected = qkv.clone(), qkv.double()
+    kernels.rotate(rotated, turns)
+    esm2_flash._rotate(expected, turns.to(torch.complex128))  # noqa: SLF001
+    x, y = (torch.randn(num_tokens, heads * head_dim, device=device).to(dtype) for _ in range(2))
+    norm = torch.nn.LayerNorm(heads * head_dim, device=device, dtype=dtype).requires_grad_(requires_grad=False)
+    norm.weight.normal_(1, 0.1)
+    norm.bias.normal_(0, 0.1)
+    total = x.double() + y.double()
+    expected_norm = esm2_flash._normalised(norm, total)  # noqa: SLF001
+    normed = kernels.add_and_normalise(x, y, norm)
+    pairs = {"rotary": (rotated, expected), "sum": (x, total), "norm": (normed, expected_norm)}
+    return {what: float((a.double() - b).norm() / b.norm()) for what, (a, b) in pairs.items()}
 
 
 def _attention_in_float64(
@@ -768,33 +807,59 @@ def waits(check: Check) -> dict[str, Any]:
 
 
 def variant(check: Check) -> dict[str, Any]:
-    """Measure what compiling the rotary embedding into one kernel would bring; not part of the product."""
+    """Compare what runs between 650M's matrix products: PyTorch's operators, Triton's kernels, a compiled rotary."""
     if check.device.type != "cuda" or check.seconds_left < 90:
         return {"left_out": "no GPU, or no time left"}
+    return {_short(dtype): _compare_steps(check, dtype) for dtype in (HALF, torch.float16)}
 
+
+def _compare_steps(check: Check, dtype: torch.dtype) -> dict[str, Any]:
+    model = gpu_models.random_esm2(gpu_models.ESM2["650M"], check.device, dtype)
+    tokens = gpu_models.chunk_tokens(12 if check.is_tiny else 1560)
+    batches = list(gpu_models.blocks_of(tokens, token_budget=65536))
+    chosen, own = model.steps, esm2_flash._rotate  # noqa: SLF001
+    operators = esm2_flash.StepKernels(None, "PyTorch's operators, for comparison")
+    # the first is what the others are compared with
+    ways = {"operators": (operators, own), "compiled rotary": (operators, _compiled_rotate())}
+    if chosen.kernels:
+        ways["Triton kernels"] = (chosen, own)
+    check.show(f"variant, {_short(dtype)}: chosen", chosen.reason)
+    runner = AsyncInferenceRunner(model, check.device)
+
+    def timed(way: str, some: Sequence[PackedBatch]) -> tuple[float, np.ndarray]:
+        model.steps, esm2_flash._rotate = ways[way]  # noqa: SLF001
+        check.synchronize()
+        started_s = time.perf_counter()
+        rows = np.concatenate([result.embeddings for result in runner.run(some)])
+        return time.perf_counter() - started_s, rows
+
+    figures: dict[str, Any] = {"chosen": chosen.reason}
+    try:
+        first = {way: timed(way, batches[:1]) for way in ways}
+        rounds = [{way: timed(way, batches)[0] for way in ways} for _ in range(1 if check.is_tiny else 7)]
+    finally:
+        model.steps, esm2_flash._rotate = chosen, own  # noqa: SLF001
+    for way, (warm_up_s, rows) in first.items():
+        rates = _median_and_ends([sum(tokens) / seconds[way] for seconds in rounds])
+        gains = _median_and_ends([seconds["operators"] / seconds[way] for seconds in rounds])
+        difference = float(np.abs(rows - first["operators"][1]).max())
+        figures[way] = {"tokens_per_second": rates, "gain": gains, "warm_up_s": warm_up_s, "difference": difference}
+        text = f"{rates[0]:,.0f} tokens/s, {gains[0]:.3f} ({gains[1]:.3f} to {gains[2]:.3f}) times as fast"
+        check.show(f"variant, {_short(dtype)}: {way}", f"{text}, rows within {difference:.1e}")
+    if chosen.kernels and not check.is_tiny:
+        gain = figures["Triton kernels"]["gain"][0]
+        check.expect(f"{_short(dtype)}: speed with Triton kernels over PyTorch's operators", value=gain, least=1.0)
+    return figures
+
+
+def _compiled_rotate() -> Callable[[torch.Tensor, torch.Tensor], None]:
     def turn(x_TNH: torch.Tensor, turns_THC: torch.Tensor) -> None:
         even, odd = x_TNH.unflatten(-1, (-1, 2)).float().unbind(-1)
         cosine, sine = turns_THC.unbind(-1)
         x_TNH.copy_(torch.stack([even * cosine - odd * sine, even * sine + odd * cosine], -1).flatten(-2))
 
     compiled = torch.compile(turn, dynamic=True)
-    model = gpu_models.random_esm2(gpu_models.ESM2["650M"], check.device, HALF)
-    batches = list(gpu_models.blocks_of(gpu_models.chunk_tokens(1560), token_budget=65536))
-    plain = _tokens_per_second(check, model, batches)
-    plain_rows = _rows(check, model, batches[:1])
-    own = esm2_flash._rotate  # noqa: SLF001
-    esm2_flash._rotate = lambda x, rotation: compiled(x, torch.view_as_real(rotation))  # noqa: SLF001
-    try:
-        started_s = time.perf_counter()
-        compiled_rows = _rows(check, model, batches[:1])
-        warm_up_s = time.perf_counter() - started_s
-        fused = _tokens_per_second(check, model, batches)
-    finally:
-        esm2_flash._rotate = own  # noqa: SLF001
-    gain = fused[0] / plain[0]
-    check.show("variant: rotary in one compiled kernel", f"{gain:.3f} times as fast, {warm_up_s:.0f} s to compile")
-    difference = float(np.abs(compiled_rows - plain_rows).max())
-    return {"plain": plain, "compiled": fused, "gain": gain, "warm_up_s": warm_up_s, "difference": difference}
+    return lambda qkv, rotation: compiled(qkv[:, :2].flatten(1, 2), torch.view_as_real(rotation))
 
 
 def gpu_tests(check: Check) -> dict[str, Any]:
