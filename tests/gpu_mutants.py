@@ -21,7 +21,10 @@ KERNELS = "virnucpro/models/encoders/attention_kernels.py"
 CHOICE = "virnucpro/models/attention.py"
 POOLING = "virnucpro/models/pooling.py"
 BUDGET = "virnucpro/pipeline/plan/token_budget.py"
+STEPS = "virnucpro/models/encoders/triton_kernels.py"
+ESM2 = "virnucpro/models/esm2_flash.py"
 ORDER, FORWARD = "tests/unit/test_gpu_order.py", "tests/unit/test_gpu_forward.py"
+TRITON = "tests/unit/test_triton_kernels.py"
 
 
 @dataclass(frozen=True)
@@ -132,6 +135,72 @@ MUTANTS = [
         "        except MemoryError as error:\n",
         ORDER,
     ),
+    Mutant(
+        "keys are not rotated",
+        STEPS,
+        "num_rows = num_tokens * 2 * num_heads",
+        "num_rows = num_tokens * num_heads",
+        TRITON,
+    ),
+    Mutant(
+        "values are rotated", STEPS, "(rows // (2 * HEADS)).to(tl.int64)", "(rows // (3 * HEADS)).to(tl.int64)", TRITON
+    ),
+    Mutant("heads of the next token", STEPS, "heads = rows % (2 * HEADS)", "heads = rows % (2 * HEADS + 1)", TRITON),
+    Mutant(
+        "tokens are two thirds apart",
+        STEPS,
+        "tokens * (3 * HEADS * HEAD_DIM)",
+        "tokens * (2 * HEADS * HEAD_DIM)",
+        TRITON,
+    ),
+    Mutant(
+        "a token turns by half of its angles",
+        STEPS,
+        "(tokens * HEAD_DIM)[:, None]",
+        "(tokens * HEAD_DIM // 2)[:, None]",
+        TRITON,
+    ),
+    Mutant("padded channels are written", STEPS, "& (channels < HEAD_DIM)", "& (channels < WIDTH)", TRITON),
+    Mutant(
+        "a rotation the other way",
+        STEPS,
+        "even * cosine - odd * sine, even * sine + odd",
+        "even * cosine + odd * sine, odd",
+        TRITON,
+    ),
+    Mutant(
+        "rows are the padded width apart",
+        STEPS,
+        ".to(tl.int64) * DIM + channels",
+        ".to(tl.int64) * WIDTH + channels",
+        TRITON,
+    ),
+    Mutant("padding counts in the variance", STEPS, "tl.where(inside, total - mean, 0.0)", "total - mean", TRITON),
+    Mutant("the mean is that of the padded width", STEPS, "tl.sum(total, 0) / DIM", "tl.sum(total, 0) / WIDTH", TRITON),
+    Mutant("the sum is not kept", STEPS, "    tl.store(x + at, stored, mask=inside)\n", "", TRITON),
+    Mutant(
+        "channels are read one by one",
+        STEPS,
+        "tl.arange(0, WIDTH)[None, :]",
+        "(tl.arange(0, WIDTH) * 5 % WIDTH)[None, :]",
+        TRITON,
+    ),
+    Mutant(
+        "a layer's own norm comes again",
+        ESM2,
+        "zip(layers, norms[1:], strict=True)",
+        "zip(layers, norms, strict=False)",
+        TRITON,
+    ),
+    Mutant("the last norm is dropped", ESM2, "yield normed_TD if layer is layers[-1] else x_TD", "yield x_TD", TRITON),
+    Mutant("kernels on a card that has none", ESM2, "TRITON_CAPABILITY = (8, 0)", "TRITON_CAPABILITY = (7, 0)", TRITON),
+    Mutant(
+        "a trial that fails ends the run",
+        ESM2,
+        "except Exception as error:  #",
+        "except ImportError as error:  #",
+        TRITON,
+    ),
 ]
 
 
@@ -160,7 +229,7 @@ def main() -> None:
     with tempfile.TemporaryDirectory() as folder:
         tree = Path(folder) / "tree"
         shutil.copytree(REPOSITORY, tree, ignore=shutil.ignore_patterns(".git", ".venv", ".demo", ".*_cache"))
-        if any(fails(tests, tree) for tests in (ORDER, FORWARD)):
+        if any(fails(tests, tree) for tests in (ORDER, FORWARD, TRITON)):
             raise SystemExit("the tests fail as it is: mend that first")
         missed = []
         for mutant in MUTANTS:

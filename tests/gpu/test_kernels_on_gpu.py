@@ -1,15 +1,23 @@
-"""Each attention kernel of a GPU against the plain formula; pooling; and that neither makes the host wait."""
+"""Kernels of a GPU against the plain formula or PyTorch's operators; pooling; and that none makes the host wait."""
 
 from __future__ import annotations
 
+import importlib
 import importlib.util
+import os
+import subprocess
+import sys
+from pathlib import Path
 
 import pytest
 import torch
 
+from benchmarks import gpu_models
+from benchmarks.gpu_check import step_errors
 from tests.unit.test_attention import plain_attention
 from virnucpro.models.attention import choose_attention
 from virnucpro.models.encoders.attention_kernels import flash_attention, padded_attention, varlen_attention
+from virnucpro.models.esm2_flash import TRITON_KERNELS, StepKernels, choose_step_kernels
 from virnucpro.models.pooling import mean_over_residues, mean_over_tokens
 
 LENGTHS = (168, 1024, 17, 700, 101, 168, 33, 5, 3, 1)
@@ -89,3 +97,98 @@ def test_pooling_on_a_gpu_is_pooling_on_a_cpu_without_a_wait(cuda, pool):
     assert torch.equal(means[0], means[1])
     assert torch.equal(means[0], means[2])
     assert (means[0].cpu() - pool(hidden, cu_seqlens, lengths)).abs().max() < 1e-6
+
+
+needs_triton = pytest.mark.skipif(importlib.util.find_spec("triton") is None, reason="this PyTorch has no Triton")
+SHAPE = gpu_models.ESM2["650M"]
+
+
+@pytest.fixture
+def triton_kernels():
+    return importlib.import_module(TRITON_KERNELS)
+
+
+@needs_triton
+@pytest.mark.parametrize("dtype", HALVES)
+def test_tritons_kernels_are_chosen(cuda, dtype):
+    chosen = choose_step_kernels(cuda, dtype, SHAPE)
+    assert chosen.kernels is not None, chosen.reason
+
+
+@needs_triton
+@pytest.mark.parametrize(("dtype", "most"), [(torch.bfloat16, 1e-2), (torch.float16, 2e-3), (torch.float32, 1e-6)])
+@pytest.mark.parametrize(("heads", "head_dim"), [(20, 16), (20, 24), (20, 64), (40, 64)])
+@pytest.mark.parametrize("num_tokens", [1, 2, 1001])
+def test_tritons_kernels_are_pytorchs_operators(cuda, triton_kernels, dtype, most, heads, head_dim, num_tokens):
+    errors = step_errors(triton_kernels, cuda, dtype, heads, head_dim, num_tokens=num_tokens)
+    assert max(errors.values()) < most, errors
+
+
+@needs_triton
+def test_tritons_kernels_find_tokens_beyond_two_to_the_31_numbers(cuda, triton_kernels):
+    num_tokens = (1 << 31) // (3 * SHAPE.hidden_dim) + 100
+    qkv = torch.ones(num_tokens, 3, SHAPE.attention_heads, SHAPE.head_dim, device=cuda, dtype=torch.float16)
+    turns = torch.full((num_tokens, 1, SHAPE.head_dim // 2), 1j, device=cuda, dtype=torch.complex64)
+    triton_kernels.rotate(qkv, turns)
+    for tokens in (slice(0, 1), slice(-150, None)):
+        pairs = qkv[tokens, :2].unflatten(-1, (-1, 2))
+        assert bool((pairs[..., 0] == -1).all())
+        assert bool((pairs[..., 1] == 1).all())
+    del turns
+    x_TD = qkv.view(-1, SHAPE.hidden_dim)
+    norm = torch.nn.LayerNorm(SHAPE.hidden_dim, device=cuda, dtype=torch.float16).requires_grad_(requires_grad=False)
+    triton_kernels.add_and_normalise(x_TD, torch.ones_like(x_TD), norm)
+    assert bool((x_TD[-1] == 2).all())
+
+
+@needs_triton
+def test_no_number_of_tokens_compiles_anew(cuda, triton_kernels, monkeypatch):
+    triton = importlib.import_module("triton")
+    # a shape that no other test has
+    triton_kernels.try_out(cuda, torch.bfloat16, num_heads=12, head_dim=40)
+    compiled = []
+    monkeypatch.setattr(triton.knobs.runtime, "jit_cache_hook", lambda **_: compiled.append(1))
+    for num_tokens in (1, 2, 16, 17, 1001, 4096):
+        step_errors(triton_kernels, cuda, torch.bfloat16, 12, 40, num_tokens=num_tokens)
+    assert not compiled
+    triton_kernels.try_out(cuda, torch.bfloat16, num_heads=12, head_dim=48)
+    assert compiled
+
+
+@needs_triton
+@pytest.mark.parametrize("dtype", HALVES)
+def test_a_models_rows_with_and_without_tritons_kernels(cuda, dtype):
+    model = gpu_models.random_esm2(gpu_models.ESM2["8M"], cuda, dtype)
+    (batch,) = gpu_models.blocks_of([1024, 700, 168, 168, 101, 70, 33, 17, 5, 3], token_budget=10**5)
+    inputs = batch.input_ids_T.to(cuda), batch.cu_seqlens.to(cuda), batch.lengths
+    first = model(*inputs)
+    torch.cuda.set_sync_debug_mode("error")
+    try:
+        second = model(*inputs)
+    finally:
+        torch.cuda.set_sync_debug_mode("default")
+    assert torch.equal(first, second)
+    model.steps = StepKernels(None, "the test says so")
+    assert torch.cosine_similarity(first, model(*inputs)).min() > 0.999
+
+
+@needs_triton
+def test_without_a_c_compiler_pytorchs_operators_are_left(tmp_path):
+    tried = (
+        "import torch; from benchmarks import gpu_models; from virnucpro.models.esm2_flash import choose_step_kernels; "
+        "chosen = choose_step_kernels(torch.device('cuda:0'), torch.bfloat16, gpu_models.ESM2['8M']); "
+        "assert chosen.kernels is None; print(chosen.reason)"
+    )
+    kept = {name: value for name, value in os.environ.items() if name not in {"CC", "PATH"}}
+    changed = {"PATH": "/nonexistent", "TRITON_CACHE_DIR": str(tmp_path)}
+    done = subprocess.run(
+        [sys.executable, "-c", tried],
+        cwd=Path(__file__).parents[2],
+        env=kept | changed,
+        capture_output=True,
+        text=True,
+        timeout=120,
+        check=False,
+    )
+    assert done.returncode == 0, done.stderr
+    assert "Triton kernels do not run here" in done.stdout

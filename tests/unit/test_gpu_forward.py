@@ -9,7 +9,7 @@ from __future__ import annotations
 import importlib.util
 import inspect
 import sys
-from types import ModuleType
+from types import ModuleType, SimpleNamespace
 
 import pytest
 import torch
@@ -24,7 +24,7 @@ from virnucpro.models.dnabert_s import PackedMosaicBert, alibi_slopes
 from virnucpro.models.encoders import attention_kernels
 from virnucpro.models.encoders.dnabert_checkpoint import MosaicBertConfig
 from virnucpro.models.encoders.esm2_checkpoint import Architecture
-from virnucpro.models.esm2_flash import PackedESM2
+from virnucpro.models.esm2_flash import TRITON_KERNELS, PackedESM2
 
 CARDS = {"sm_70": (7, 0), "sm_75": (7, 5), "sm_80": (8, 0), "sm_89": (8, 9), "sm_90": (9, 0)}
 DTYPES = [torch.float16, torch.bfloat16, torch.float32]
@@ -62,6 +62,32 @@ def varlen_attn(monkeypatch):
     """Stand in for PyTorch's kernel; return the calls."""
     calls = []
     monkeypatch.setattr(varlen, "varlen_attn", noted(kernels_by_definition.varlen_attn, calls))
+    return calls
+
+
+@pytest.fixture
+def triton_kernels(monkeypatch):
+    """Stand in for Triton's kernels, which a trial finds fit; return the calls."""
+    calls = []
+
+    def rotate(qkv_T3NH, rotation_TH):
+        num_tokens, three, _, head_dim = qkv_T3NH.shape
+        assert (three, rotation_TH.shape) == (3, (num_tokens, 1, head_dim // 2))
+        assert (rotation_TH.dtype, rotation_TH.device) == (torch.complex64, DEVICE)
+        assert qkv_T3NH.is_contiguous()
+        assert rotation_TH.is_contiguous()
+        calls.append(qkv_T3NH.dtype)
+
+    def add_and_normalise(x_TD, y_TD, norm):
+        assert (x_TD.shape, x_TD.dtype, x_TD.device) == (y_TD.shape, y_TD.dtype, y_TD.device)
+        assert x_TD.is_contiguous()
+        assert y_TD.is_contiguous()
+        assert norm.weight.device == DEVICE
+        calls.append(norm)
+        return y_TD
+
+    stand_in = SimpleNamespace(rotate=rotate, add_and_normalise=add_and_normalise, try_out=lambda *_, **__: None)
+    monkeypatch.setitem(sys.modules, TRITON_KERNELS, stand_in)
     return calls
 
 
@@ -116,6 +142,22 @@ def test_esm2_gives_rows_on_every_card(card, dtype, shape):
         is_varlen = dtype is not torch.float32 and card >= (8, 0)
         assert model.attention.name == ("varlen_attn" if is_varlen else "sdpa-padded")
         check_rows(model, ESM2[shape].hidden_dim)
+
+
+@pytest.mark.parametrize("dtype", DTYPES, ids=str)
+@pytest.mark.parametrize("card", ["sm_75", "sm_80", "sm_90"], indirect=True)
+def test_esm2_gives_rows_with_kernels_between_its_products(card, dtype, triton_kernels):
+    model, state = on_meta(lambda: PackedESM2(ESM2["8M"], mask_idx=32))
+    with fake_cuda.fake_cuda(), torch.inference_mode():
+        fill(model, state, dtype, kept={"rotary_frequencies"})
+        check_rows(model, ESM2["8M"].hidden_dim)
+    is_fused = dtype is not torch.float32 and card >= (8, 0)
+    assert model.attention.name.endswith(", triton") == is_fused
+    # short sequences of a model in bf16 are computed in float32
+    wide = {torch.float32} if dtype is torch.bfloat16 else set()
+    assert {call for call in triton_kernels if isinstance(call, torch.dtype)} == ({dtype} | wide if is_fused else set())
+    (layer,) = model.layers
+    assert triton_kernels[1:3] == ([layer.final_layer_norm, model.emb_layer_norm_after] if is_fused else [])
 
 
 @pytest.mark.parametrize("has_flash", [False, True], ids=["without flash-attn", "with flash-attn"])
