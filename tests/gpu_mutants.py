@@ -192,7 +192,13 @@ MUTANTS = [
         "zip(layers, norms, strict=False)",
         TRITON,
     ),
-    Mutant("the last norm is dropped", ESM2, "yield normed_TD if layer is layers[-1] else x_TD", "yield x_TD", TRITON),
+    Mutant(
+        "the last norm is dropped",
+        ESM2,
+        "yield (normed_TD if layer is layers[-1] else x_TD)[:num_tokens]",
+        "yield x_TD[:num_tokens]",
+        TRITON,
+    ),
     Mutant("kernels on a card that has none", ESM2, "TRITON_CAPABILITY = (8, 0)", "TRITON_CAPABILITY = (7, 0)", TRITON),
     Mutant(
         "a trial that fails ends the run",

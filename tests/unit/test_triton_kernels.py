@@ -57,7 +57,7 @@ def run(*arguments, **environment):
 
 def test_the_interpreter_finds_pytorchs_numbers_and_few_bytes_moved():
     options = ("-q", "-x", "-p", "no:cacheprovider")
-    run("-m", "pytest", *options, "tests/unit/interpreted_kernels.py", TRITON_INTERPRET="1", OMP_NUM_THREADS="1")
+    run("-m", "pytest", *options, "tests/interpreted_kernels.py", TRITON_INTERPRET="1", OMP_NUM_THREADS="1")
 
 
 def test_they_compile_for_gpus_with_16_bytes_an_access(tmp_path):

@@ -196,32 +196,22 @@ class PackedESM2(nn.Module):
         x_TD = self._embed(input_ids_T, cu_seqlens, dtype)
         rotation_TH = self._rotation(cu_seqlens, input_ids_T.shape[0], max(lengths))
         yield x_TD[:num_tokens]
-        if self.steps.kernels:
-            in_place = self._states_in_place(x_TD, self.steps.kernels, rotation_TH, kernel, cu_seqlens, lengths)
-            yield from (states_TD[:num_tokens] for states_TD in in_place)
+        if self.steps.kernels is None:
+            for layer in self.layers[:-1]:
+                x_TD = layer(x_TD, rotation_TH, kernel, cu_seqlens, lengths)
+                yield x_TD[:num_tokens]
+            x_TD = self.layers[-1](x_TD, rotation_TH, kernel, cu_seqlens, lengths)
+            yield _normalised(self.emb_layer_norm_after, x_TD)[:num_tokens]
             return
-        for layer in self.layers[:-1]:
-            x_TD = layer(x_TD, rotation_TH, kernel, cu_seqlens, lengths)
-            yield x_TD[:num_tokens]
-        x_TD = self.layers[-1](x_TD, rotation_TH, kernel, cu_seqlens, lengths)
-        yield _normalised(self.emb_layer_norm_after, x_TD)[:num_tokens]
-
-    def _states_in_place(
-        self,
-        x_TD: torch.Tensor,
-        steps: ModuleType,
-        rotation_TH: torch.Tensor,
-        kernel: AttentionKernel,
-        cu_seqlens: torch.Tensor,
-        lengths: Sequence[int],
-    ) -> Iterator[torch.Tensor]:
-        """Yield each layer's states, by kernels that add to *x_TD* in place and normalise for the next product."""
+        # every sum together with the norm that reads it, which may be the next layer's
         layers = cast("list[PackedLayer]", [*self.layers])
         norms = [*(layer.self_attn_layer_norm for layer in layers), self.emb_layer_norm_after]
         normed_TD = _normalised(norms[0], x_TD)
         for layer, norm in zip(layers, norms[1:], strict=True):
-            normed_TD = layer.add_in_place(x_TD, normed_TD, norm, steps, rotation_TH, kernel, cu_seqlens, lengths)
-            yield normed_TD if layer is layers[-1] else x_TD
+            normed_TD = layer.add_in_place(
+                x_TD, normed_TD, norm, self.steps.kernels, rotation_TH, kernel, cu_seqlens, lengths
+            )
+            yield (normed_TD if layer is layers[-1] else x_TD)[:num_tokens]
 
     def _embed(self, input_ids_T: torch.Tensor, cu_seqlens: torch.Tensor, dtype: torch.dtype) -> torch.Tensor:
         """Look tokens up; with token dropout, masks are 0 and the rest is scaled as in training."""

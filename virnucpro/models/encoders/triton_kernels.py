@@ -56,13 +56,7 @@ def add_and_normalise(x_TD: torch.Tensor, y_TD: torch.Tensor, norm: torch.nn.Lay
 # a row is one head of one token's queries or keys; their number fits 32 bits, their offsets do not
 @triton.jit(do_not_specialize=["num_rows"])
 def _rotate_rows(
-    qkv,
-    rotation,
-    num_rows,
-    HEADS: tl.constexpr,
-    HEAD_DIM: tl.constexpr,
-    WIDTH: tl.constexpr,
-    ROWS: tl.constexpr,
+    qkv, rotation, num_rows, HEADS: tl.constexpr, HEAD_DIM: tl.constexpr, WIDTH: tl.constexpr, ROWS: tl.constexpr
 ):
     rows = tl.program_id(0) * ROWS + tl.arange(0, ROWS)
     channels = tl.arange(0, WIDTH)[None, :]
@@ -79,15 +73,7 @@ def _rotate_rows(
 
 
 @triton.jit
-def _add_and_normalise_row(
-    x,
-    y,
-    weight,
-    bias,
-    EPS: tl.constexpr,
-    DIM: tl.constexpr,
-    WIDTH: tl.constexpr,
-):
+def _add_and_normalise_row(x, y, weight, bias, EPS: tl.constexpr, DIM: tl.constexpr, WIDTH: tl.constexpr):
     channels = tl.arange(0, WIDTH)
     inside = channels < DIM
     at = tl.program_id(0).to(tl.int64) * DIM + channels
