@@ -99,7 +99,7 @@ def run_of_proteins(check: Check, folder: Path) -> dict[str, Any]:
 @skips_without_packages
 def run_that_is_killed(check: Check, folder: Path) -> dict[str, Any]:
     """Kill a run, continue it, kill its worker, and compare the bytes with those of a run left alone."""
-    fasta = write_proteins(folder, 3000 if check.is_tiny else 10_000)
+    fasta = write_proteins(folder, 3000 if check.is_tiny else 6_000)
     weights = write_esm2(folder, gpu_models.TINY if check.is_tiny else gpu_models.ESM2["650M"], check.device)
     budget = ("--token-budget", str(1100 if check.is_tiny else STEADY_BUDGET))
     alone, killed = folder / "alone", folder / "killed"
