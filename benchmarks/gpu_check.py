@@ -68,7 +68,7 @@ ROUND_SECONDS = 2.0
 """Seconds of rounds after which no further one begins."""
 TOTAL_SECONDS = 470.0
 """Of the whole check; later sections are skipped, and the report says so."""
-TARGETS = {"esm2 share of peak": 0.55, "dnabert-s share of peak": 0.35, "times transformers": 1.0, "cosine": 0.999}
+TARGETS = {"esm2 share of peak": 0.55, "dnabert-s share of peak": 0.35, "times transformers": 1.4, "cosine": 0.999}
 SLOWEST = 12
 UTILISATION_SECONDS = 60.0
 TIE_ERROR_NS = 1_000_000
@@ -267,12 +267,21 @@ def _esm2_speed(check: Check, name: str, *, token_budget: int) -> dict[str, Any]
         del model
         _free(check)
     check.show(f"ESM-2 {name}, peak memory", f"{figures['peak_memory_gib']:.1f} GiB at {token_budget} tokens a block")
+    if check.peak_flops and not check.is_tiny and name != "8M":
+        value = figures["float16, 168 tokens"]["share_of_peak"]
+        check.expect(f"ESM-2 {name}, 168 tokens: share of peak", value=value, least=TARGETS["esm2 share of peak"])
     for kind in ("168 tokens", MIX):
-        baseline = _transformers_speed(check, architecture, inputs[kind], token_budget)
+        try:
+            baseline = _transformers_speed(check, architecture, inputs[kind], token_budget)
+        except Exception as error:  # noqa: BLE001  our own figures are kept
+            baseline = {"left_out": f"FAILED: {type(error).__name__}: {error}", "traceback": traceback.format_exc()}
+            check.verdicts.append(
+                {"check": f"transformers, {name}, {kind}", "value": None, "limit": "runs", "passed": False}
+            )
         figures[f"transformers, {kind}"] = baseline
         _free(check)
         if "left_out" in baseline:
-            check.show(f"transformers, {kind}", baseline["left_out"])
+            check.show(f"transformers, {kind}", baseline["left_out"].partition("\n")[0][:300])
             continue
         ratio = figures[f"float16, {kind}"]["tokens_per_second"] / baseline["tokens_per_second"]
         figures[f"times transformers, {kind}"] = ratio
@@ -806,60 +815,42 @@ def waits(check: Check) -> dict[str, Any]:
     return {"waits": 0}
 
 
-def variant(check: Check) -> dict[str, Any]:
-    """Compare what runs between 650M's matrix products: PyTorch's operators, Triton's kernels, a compiled rotary."""
-    if check.device.type != "cuda" or check.seconds_left < 40:
+def step_kernels(check: Check) -> dict[str, Any]:
+    """Compare what runs between 650M's matrix products: Triton's kernels and PyTorch's operators, in turn."""
+    if check.device.type != "cuda" or check.seconds_left < 30:
         return {"left_out": "no GPU, or no time left"}
     return {_short(dtype): _compare_steps(check, dtype) for dtype in (HALF, torch.float16)}
 
 
 def _compare_steps(check: Check, dtype: torch.dtype) -> dict[str, Any]:
     model = gpu_models.random_esm2(gpu_models.ESM2["650M"], check.device, dtype)
+    check.show(f"steps, {_short(dtype)}", model.steps.reason)
+    if model.steps.kernels is None:
+        return {"chosen": model.steps.reason}
     tokens = gpu_models.chunk_tokens(12 if check.is_tiny else 780)
     batches = list(gpu_models.blocks_of(tokens, token_budget=65536))
-    chosen, own = model.steps, esm2_flash._rotate  # noqa: SLF001
-    operators = esm2_flash.StepKernels(None, "PyTorch's operators, for comparison")
-    # the first is what the others are compared with
-    ways = {"operators": (operators, own), "compiled rotary": (operators, _compiled_rotate())}
-    if chosen.kernels:
-        ways["Triton kernels"] = (chosen, own)
-    check.show(f"variant, {_short(dtype)}: chosen", chosen.reason)
+    ways = {"operators": esm2_flash.StepKernels(None, "for comparison"), "Triton kernels": model.steps}
     runner = AsyncInferenceRunner(model, check.device)
 
-    def timed(way: str, some: Sequence[PackedBatch]) -> tuple[float, np.ndarray]:
-        model.steps, esm2_flash._rotate = ways[way]  # noqa: SLF001
+    def timed(way: str) -> tuple[float, np.ndarray]:
+        model.steps = ways[way]
         check.synchronize()
         started_s = time.perf_counter()
-        rows = np.concatenate([result.embeddings for result in runner.run(some)])
+        rows = np.concatenate([result.embeddings for result in runner.run(batches)])
         return time.perf_counter() - started_s, rows
 
-    figures: dict[str, Any] = {"chosen": chosen.reason}
-    try:
-        first = {way: timed(way, batches[:1]) for way in ways}
-        rounds = [{way: timed(way, batches)[0] for way in ways} for _ in range(1 if check.is_tiny else 7)]
-    finally:
-        model.steps, esm2_flash._rotate = chosen, own  # noqa: SLF001
-    for way, (warm_up_s, rows) in first.items():
-        rates = _median_and_ends([sum(tokens) / seconds[way] for seconds in rounds])
-        gains = _median_and_ends([seconds["operators"] / seconds[way] for seconds in rounds])
-        difference = float(np.abs(rows - first["operators"][1]).max())
-        figures[way] = {"tokens_per_second": rates, "gain": gains, "warm_up_s": warm_up_s, "difference": difference}
-        text = f"{rates[0]:,.0f} tokens/s, {gains[0]:.3f} ({gains[1]:.3f} to {gains[2]:.3f}) times as fast"
-        check.show(f"variant, {_short(dtype)}: {way}", f"{text}, rows within {difference:.1e}")
-    if chosen.kernels and not check.is_tiny:
-        gain = figures["Triton kernels"]["gain"][0]
-        check.expect(f"{_short(dtype)}: speed with Triton kernels over PyTorch's operators", value=gain, least=1.0)
-    return figures
-
-
-def _compiled_rotate() -> Callable[[torch.Tensor, torch.Tensor], None]:
-    def turn(x_TNH: torch.Tensor, turns_THC: torch.Tensor) -> None:
-        even, odd = x_TNH.unflatten(-1, (-1, 2)).float().unbind(-1)
-        cosine, sine = turns_THC.unbind(-1)
-        x_TNH.copy_(torch.stack([even * cosine - odd * sine, even * sine + odd * cosine], -1).flatten(-2))
-
-    compiled = torch.compile(turn, dynamic=True)
-    return lambda qkv, rotation: compiled(qkv[:, :2].flatten(1, 2), torch.view_as_real(rotation))
+    first = {way: timed(way)[1] for way in ways}
+    rounds = [{way: timed(way)[0] for way in ways} for _ in range(1 if check.is_tiny else 7)]
+    figures: dict[str, Any] = {
+        way: _median_and_ends([sum(tokens) / seconds[way] for seconds in rounds]) for way in ways
+    }
+    gain = _median_and_ends([seconds["operators"] / seconds["Triton kernels"] for seconds in rounds])
+    difference = float(np.abs(first["Triton kernels"] - first["operators"]).max())
+    what = f"{_short(dtype)}: speed with Triton kernels over PyTorch's operators"
+    check.show(what, f"{gain[0]:.3f} ({gain[1]:.3f} to {gain[2]:.3f}), rows within {difference:.1e}")
+    if not check.is_tiny:
+        check.expect(what, value=gain[0], least=1.0)
+    return {**figures, "gain": gain, "difference": difference}
 
 
 def gpu_tests(check: Check) -> dict[str, Any]:
@@ -894,7 +885,7 @@ SECTIONS: tuple[Callable[[Check], dict[str, Any]], ...] = (
     esm2_3b,
     gpu_tests,
     utilisation,
-    variant,
+    step_kernels,
     *gpu_runs.SECTIONS,
 )
 

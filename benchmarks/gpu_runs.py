@@ -36,6 +36,7 @@ if TYPE_CHECKING:
 
 REPOSITORY = Path(__file__).resolve().parents[1]
 NEEDED = (
+    "virnucpro",
     "structlog",
     "pydantic",
     "h5py",

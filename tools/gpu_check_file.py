@@ -13,7 +13,12 @@ from pathlib import Path
 
 REPOSITORY = Path(__file__).resolve().parents[1]
 SCRIPTS = ("gpu_check", "gpu_models", "gpu_runs")
-FILES = (*(f"benchmarks/{name}.py" for name in SCRIPTS), "virnucpro/models/weights/virnucpro-tiny-protein/*")
+WEIGHTS = "virnucpro/models/weights"
+FILES = (
+    *(f"benchmarks/{name}.py" for name in SCRIPTS),
+    f"{WEIGHTS}/virnucpro-tiny-protein/*",
+    f"{WEIGHTS}/virnucpro-tiny-dna/tokenizer.json",
+)
 MODULES = "virnucpro/**/*.py"
 MAIN = """\
 import os, runpy, sys, tempfile, zipfile

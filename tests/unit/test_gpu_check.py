@@ -10,8 +10,8 @@ from pathlib import Path
 import pytest
 import torch
 
-from benchmarks import gpu_models, gpu_table
-from benchmarks.gpu_check import copies_and_kernels
+from benchmarks import gpu_models, gpu_runs, gpu_table
+from benchmarks.gpu_check import Check, copies_and_kernels
 from tools.gpu_check_file import write_gpu_check
 from virnucpro.models.encoders.esm2_checkpoint import Architecture
 
@@ -53,6 +53,23 @@ def test_every_section_runs_over_tiny_shapes_from_one_file_without_the_products_
     assert row.startswith("| cpu | 20")
     assert row.count("|") == header.count("|")
     assert row.endswith(f"| {len(report['checks'])} of {len(report['checks'])} |")
+
+
+@pytest.mark.slow
+def test_whole_runs_start_from_the_one_file_where_their_packages_are(tmp_path):
+    write_gpu_check(tmp_path / "gpu_check.pyz")
+    options = ("--device", "cpu", "--tiny", "--only", "run_of_proteins", "run_of_dna")
+    command = [sys.executable, "-P", "gpu_check.pyz", *options]
+    done = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True, timeout=200, check=False)
+    assert done.returncode == 0, done.stdout + done.stderr
+    assert "DNA, 2 loaders: rows missing" in done.stdout
+    assert "left out" not in done.stdout
+
+
+def test_whole_runs_are_left_out_where_the_product_does_not_tell_its_version(monkeypatch):
+    monkeypatch.setattr(gpu_runs.importlib.metadata, "distributions", lambda **_: [])
+    state = Check(torch.device("cpu"), is_tiny=True, seconds=60.0)
+    assert gpu_runs.run_of_dna(state) == {"left_out": "['virnucpro'] not installed"}
 
 
 def test_the_page_about_gpus_has_the_table_of_the_results():

@@ -124,6 +124,12 @@ def test_a_trial_that_fails_leaves_pytorchs_operators_with_a_short_reason(card, 
     assert len(chosen.reason) < 260
 
 
+def test_a_full_device_is_not_taken_for_a_want_of_triton(card):
+    card((9, 0), torch.OutOfMemoryError("CUDA out of memory"))
+    with pytest.raises(torch.OutOfMemoryError):
+        choose_step_kernels(CUDA, torch.bfloat16, SHAPE)
+
+
 def test_without_triton_pytorchs_operators_are_left(card, monkeypatch):
     card((9, 0))
     monkeypatch.delitem(sys.modules, TRITON_KERNELS)

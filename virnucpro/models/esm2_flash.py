@@ -29,7 +29,7 @@ from virnucpro.models.pooling import mean_over_residues
 from virnucpro.models.registry import locate_weights
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator, Sequence
+    from collections.abc import Callable, Iterator, Sequence
     from pathlib import Path
     from types import ModuleType
 
@@ -119,6 +119,8 @@ def choose_step_kernels(device: torch.device, dtype: torch.dtype, architecture: 
     try:
         kernels = importlib.import_module(TRITON_KERNELS)
         kernels.try_out(device, dtype, num_heads=architecture.attention_heads, head_dim=architecture.head_dim)
+    except torch.OutOfMemoryError:  # the device is full, which says nothing of Triton
+        raise
     except Exception as error:  # noqa: BLE001  no triton, no C compiler, no folder for its cache: plain operators work
         cause = f"{type(error).__name__}: {error}".partition("\n")[0]
         return StepKernels(None, f"Triton kernels do not run here ({cause[:200]})")
@@ -259,11 +261,9 @@ class PackedLayer(nn.Module):
         cu_seqlens: torch.Tensor,
         lengths: Sequence[int],
     ) -> torch.Tensor:
-        qkv_T3NH = self._projected(_normalised(self.self_attn_layer_norm, x_TD))
-        _rotate(qkv_T3NH, rotation_TH)
-        q_TNH, k_TNH, v_TNH = qkv_T3NH.unbind(1)
-        attended_TNH = kernel(q_TNH, k_TNH, v_TNH, cu_seqlens, lengths)
-        x_TD = self.out_proj.add_to(x_TD, attended_TNH.flatten(1))
+        normed_TD = _normalised(self.self_attn_layer_norm, x_TD)
+        attended_TD = self._attended(normed_TD, _rotate, rotation_TH, kernel, cu_seqlens, lengths)
+        x_TD = self.out_proj.add_to(x_TD, attended_TD)
         return by_rows(self._feed_forward, x_TD)
 
     def add_in_place(
@@ -278,17 +278,24 @@ class PackedLayer(nn.Module):
         lengths: Sequence[int],
     ) -> torch.Tensor:
         """Make *x_TD*, given with its norm, what ``forward`` returns, and return that through *next_norm*."""
-        qkv_T3NH = self._projected(normed_TD)
-        steps.rotate(qkv_T3NH, rotation_TH)
-        q_TNH, k_TNH, v_TNH = qkv_T3NH.unbind(1)
-        attended_TNH = kernel(q_TNH, k_TNH, v_TNH, cu_seqlens, lengths)
-        normed_TD = steps.add_and_normalise(x_TD, self.out_proj(attended_TNH.flatten(1)), self.final_layer_norm)
+        attended_TD = self._attended(normed_TD, steps.rotate, rotation_TH, kernel, cu_seqlens, lengths)
+        normed_TD = steps.add_and_normalise(x_TD, self.out_proj(attended_TD), self.final_layer_norm)
         out_TD: torch.Tensor = steps.add_and_normalise(x_TD, self.fc2(self.fc1.gelu(normed_TD)), next_norm)
         return out_TD
 
-    def _projected(self, normed_TD: torch.Tensor) -> torch.Tensor:
-        qkv_TD: torch.Tensor = self.qkv_proj(normed_TD)
-        return qkv_TD.view(-1, 3, *self.heads)
+    def _attended(
+        self,
+        normed_TD: torch.Tensor,
+        rotate: Callable[[torch.Tensor, torch.Tensor], None],
+        rotation_TH: torch.Tensor,
+        kernel: AttentionKernel,
+        cu_seqlens: torch.Tensor,
+        lengths: Sequence[int],
+    ) -> torch.Tensor:
+        qkv_T3NH = self.qkv_proj(normed_TD).view(-1, 3, *self.heads)
+        rotate(qkv_T3NH, rotation_TH)
+        q_TNH, k_TNH, v_TNH = qkv_T3NH.unbind(1)
+        return kernel(q_TNH, k_TNH, v_TNH, cu_seqlens, lengths).flatten(1)
 
     def _feed_forward(self, x_TD: torch.Tensor) -> torch.Tensor:
         return self.fc2.add_to(x_TD, self.fc1.gelu(_normalised(self.final_layer_norm, x_TD)))
