@@ -3,7 +3,7 @@
 
 The contigs are cut from the genomes of ../shared/data (or ``VIRNUCPRO_TEST_DATA``) with log-normal lengths of 300 nt to
 100 kb, seeded; smaller inputs are the beginning of larger ones, and one is a single contig of 3 kb. By default the
-bundled classifier reads letters alone; ``--cascade off`` embeds frames. geNomad's ``nn-classification`` and
+bundled classifier reads composition alone; ``--cascade off`` embeds frames. geNomad's ``nn-classification`` and
 DeepMicroClass, each of an environment of its own and with one thread, take turns with ours. CPU seconds are user and
 system of all processes of a command. ``--page`` measures nothing: it writes the table of docs/performance.md from the
 newest results.

@@ -1,8 +1,8 @@
 """
 What follows from the runs of ``end_to_end.py``: cost of a further Mb, peers, a model of more workers, the page's table.
 
-It measures nothing. The model of a run by letters alone: its own process works alone while there are no workers; these
-start at the same time, then share the letters, and the last one waits for at most one part.
+It measures nothing. The model of a run by composition alone: its own process works alone while there are no
+workers; these start at the same time, then share the nucleotides, and the last one waits for at most one part.
 """
 
 from __future__ import annotations
@@ -17,15 +17,15 @@ if TYPE_CHECKING:
 
 OURS, EMBEDDING = "virnucpro", "virnucpro --cascade off"
 PART_MB = 0.25
-"""Of ``letters.py``: what one worker computes at a time."""
+"""Of ``composition.py``: what one worker computes at a time."""
 LEAST_SHARED_MB = 2.0
-"""Of ``letters.py``: one process scores less, whatever ``--workers``."""
+"""Of ``composition.py``: one process scores less, whatever ``--workers``."""
 MODELLED_WORKERS = 16
 
 
 @dataclass(frozen=True)
 class WorkerModel:
-    """CPU seconds of a run by letters alone, of one size."""
+    """CPU seconds of a run by composition alone, of one size."""
 
     megabases: float
     alone_s: float

@@ -25,7 +25,7 @@ from bench_common import machine, spread, write_result
 from virnucpro.choices import BadRecordPolicy, SequenceKind
 from virnucpro.config import InputRules
 from virnucpro.data.fragments import write_fragments
-from virnucpro.data.frames import chunk_bounds, open_frames, stream_letters
+from virnucpro.data.frames import chunk_bounds, open_frames, stream_nucleotides
 from virnucpro.data.sequence_index import SequenceIndex
 
 GENOMES = Path(__file__).parents[2] / "shared" / "data" / "viral"
@@ -44,7 +44,7 @@ def letters_of(index: SequenceIndex) -> str:
     """Return all contigs, end to end, in upper case."""
     ends = np.cumsum([file.num_records for file in index.files])
     by_file = np.split(index.in_input_order(), ends[:-1])
-    return b"".join(piece for positions in by_file for piece in stream_letters(index, positions)).decode().upper()
+    return b"".join(piece for positions in by_file for piece in stream_nucleotides(index, positions)).decode().upper()
 
 
 def write_reads(letters: str, path: Path) -> None:

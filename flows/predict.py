@@ -36,7 +36,7 @@ from virnucpro.telemetry.metrics.options import metrics_options
 
 TASKS = {
     "index": "index_contigs",
-    "letters": "score_letters",
+    "composition": "score_contigs",
     "fragments": "cut_fragments",
     "classify": "classify_frames",
     "contigs": "call_contigs",

@@ -215,18 +215,18 @@ class PredictionLayout(FolderLayout):
         return self.work_dir / "open_frames.u8"
 
     @property
-    def letter_parts(self) -> Path:
-        """Folder of scores by letters, and then of genes, some contigs a file, until all are there."""
-        return self.work_dir / "letters"
+    def contig_parts(self) -> Path:
+        """Folder of composition scores, and then of genes, some contigs a file, until all are there."""
+        return self.work_dir / "contigs"
 
     @property
-    def letter_scores(self) -> Path:
-        """P(virus) of each contig by its letters: float32, in input order; NaN without a score."""
-        return self.work_dir / "letter_scores.f32"
+    def composition_scores(self) -> Path:
+        """Composition score, P(virus), of each contig: float32, in input order; NaN without a score."""
+        return self.work_dir / "composition_scores.f32"
 
     @property
-    def letter_windows(self) -> Path:
-        return self.work_dir / "letter_windows.f32"
+    def composition_windows(self) -> Path:
+        return self.work_dir / "composition_windows.f32"
 
     @property
     def frame_scores(self) -> Path:
@@ -235,7 +235,7 @@ class PredictionLayout(FolderLayout):
 
     @property
     def contig_scores(self) -> Path:
-        """P(virus) of each contig by a contig model that reads embeddings, too: as ``letter_scores``."""
+        """P(virus) of each contig by a contig model that reads embeddings, too: as ``composition_scores``."""
         return self.work_dir / "contig_scores.f32"
 
     @property

@@ -147,7 +147,7 @@ def _figures(rank: RankSnapshot, embedding: EmbeddingSnapshot, *, now: float) ->
 
 
 class LoggedTenths:
-    """A view that logs a line for every tenth of an embedding, and of contigs that are scored by their letters."""
+    """A view that logs a line for every tenth of an embedding, and of contigs that are scored."""
 
     def __init__(self) -> None:
         self._logger = get_run_logger()

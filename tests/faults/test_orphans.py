@@ -185,7 +185,7 @@ def test_what_is_no_file_in_place_of_a_workers_lock_is_left_alone(tmp_path, make
     assert os.path.lexists(layout.worker_locks_dir / "0.17.0123abcd.lock")
 
 
-@pytest.mark.parametrize("name", ["work", "work/parts", "work/workers", "work/unpacked", "work/rows", "work/letters"])
+@pytest.mark.parametrize("name", ["work", "work/parts", "work/workers", "work/unpacked", "work/rows", "work/contigs"])
 def test_a_work_folder_that_leads_elsewhere_is_refused(tmp_path, name):
     (tmp_path / "elsewhere").mkdir()
     link = tmp_path / "out" / name

@@ -22,7 +22,7 @@ from tests.predictions import real_classifier, tables
 from tests.strategies import write_fasta
 from virnucpro.allowed_roots import DATA_ROOTS
 from virnucpro.errors import BadInputError, ClassifierMismatchError
-from virnucpro.pipeline.prediction import letters, part_jobs, part_work
+from virnucpro.pipeline.prediction import composition, part_jobs, part_work
 from virnucpro.pipeline.run.verification import verify_run
 from virnucpro.report.prediction.artifacts import markdown_text
 
@@ -81,9 +81,9 @@ def test_the_flow_gives_the_tables_that_the_library_gives(tmp_path, contigs):
 
 @pytest.mark.slow
 @pytest.mark.parametrize("workers", [1, 2])
-def test_letters_are_scored_by_as_many_processes_as_the_form_says(tmp_path, contigs, workers, monkeypatch):
-    monkeypatch.setattr(part_jobs.LettersJob, "worker_nt", 1)
-    monkeypatch.setattr(letters, "PART_NT", 1)
+def test_contigs_are_scored_by_as_many_processes_as_the_form_says(tmp_path, contigs, workers, monkeypatch):
+    monkeypatch.setattr(part_jobs.CompositionJob, "worker_nt", 1)
+    monkeypatch.setattr(composition, "PART_NT", 1)
     began, in_processes = [], part_work.compute_in_processes
 
     def noted(work, then, num_workers, *more):

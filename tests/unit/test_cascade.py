@@ -11,7 +11,7 @@ import pytest
 from tests.predictions import hash_prediction, make_contigs, predict
 from virnucpro.choices import DEFAULT_CLASSIFIER
 from virnucpro.models.classifier_files.card import locate_classifier, read_card
-from virnucpro.models.contigs.contig_model import LettersModel
+from virnucpro.models.contigs.contig_model import CompositionModel
 from virnucpro.pipeline.prediction.settings import Cascade
 from virnucpro.pipeline.run.verification import verify_run
 
@@ -23,9 +23,9 @@ def rows(out):
         return {row["contig"]: row for row in csv.DictReader(file, delimiter="\t")}
 
 
-def by_letters(config, cascade):
+def by_composition(config, cascade):
     folder = locate_classifier(DEFAULT_CLASSIFIER)
-    return replace(config, letters=LettersModel(folder, read_card(folder)), cascade=cascade)
+    return replace(config, composition=CompositionModel(folder, read_card(folder)), cascade=cascade)
 
 
 @pytest.mark.parametrize("contig_model", [False, True])
@@ -34,12 +34,12 @@ def test_embedded_contigs_are_scored_as_without_it_and_the_others_by_letters(tmp
     everything = hash_prediction(tmp_path, contig_model=contig_model)
     predict([tmp_path / "in.fa"], tmp_path / "off", everything)
     off = rows(tmp_path / "off")
-    nothing = by_letters(everything, Cascade(2.0, 3.0))
+    nothing = by_composition(everything, Cascade(2.0, 3.0))
     none = predict([tmp_path / "in.fa"], tmp_path / "none", nothing)
     letters = {name: row["score"] for name, row in rows(tmp_path / "none").items()}
     assert (none.counts["embedded"], none.counts["frames"]) == (sum(not score for score in letters.values()), 0)
     low, high = np.quantile([float(score) for score in letters.values() if score], [0.3, 0.7])
-    between = by_letters(everything, Cascade(low, high))
+    between = by_composition(everything, Cascade(low, high))
     result = predict([tmp_path / "in.fa"], tmp_path / "between", between)
     found = rows(tmp_path / "between")
     assert list(found) == list(contigs)
@@ -71,7 +71,7 @@ def test_windows_along_long_contigs_come_from_what_scored_the_contig(tmp_path):
     config = hash_prediction(tmp_path)
     tracks = {}
     for name, cascade in (("all", Cascade(0.0, 1.0)), ("none", Cascade(2.0, 3.0))):
-        predict([tmp_path / "in.fa"], tmp_path / name, by_letters(config, cascade))
+        predict([tmp_path / "in.fa"], tmp_path / name, by_composition(config, cascade))
         tracks[name] = (tmp_path / name / "tracks.bedgraph").read_text().splitlines()[1:]
     predict([tmp_path / "in.fa"], tmp_path / "off", config)
     assert tracks["all"] == (tmp_path / "off" / "tracks.bedgraph").read_text().splitlines()[1:]
@@ -83,7 +83,7 @@ def test_a_table_with_a_cascade_is_read_back(tmp_path):
     from virnucpro.store.contig_table import read_contig_calls
 
     make_contigs(tmp_path / "in.fa", count=6)
-    predict([tmp_path / "in.fa"], tmp_path / "out", by_letters(hash_prediction(tmp_path), Cascade(2.0, 3.0)))
+    predict([tmp_path / "in.fa"], tmp_path / "out", by_composition(hash_prediction(tmp_path), Cascade(2.0, 3.0)))
     calls = list(read_contig_calls(tmp_path / "out" / "contigs.tsv"))
     assert [(call.embedded, call.frames) for call in calls if call.score is not None] == [(False, None)] * sum(
         call.score is not None for call in calls

@@ -95,7 +95,7 @@ def test_a_summary_says_what_to_do_next(finished, examples_dir):
 
 def test_a_log_says_how_many_contigs_are_done(capsys):
     progress = StageProgress(done=12_345, total=50_000, what="scored")
-    stage = replace(stage_snapshot("letters", seconds=12.0), progress=progress)
+    stage = replace(stage_snapshot("composition", seconds=12.0), progress=progress)
     view, snapshot = PlainView(), run_snapshot(stages=(stage,))
     view.update(snapshot)
     view.update(replace(snapshot, now=snapshot.now + 31))

@@ -20,7 +20,7 @@ from virnucpro.models.classifier_files.card import (
     locate_classifier,
     read_card,
 )
-from virnucpro.models.contigs.contig_model import ContigModel, ContigWeights, Layer, LettersModel
+from virnucpro.models.contigs.contig_model import CompositionModel, ContigModel, ContigWeights, Layer
 from virnucpro.models.contigs.gene_finding import Genes
 from virnucpro.models.contigs.nucleotide_codes import encode
 from virnucpro.models.contigs.pieces import Pieces
@@ -192,7 +192,7 @@ def test_what_a_contig_model_reads_is_refused_where_its_file_does_not_say_it(tmp
     of_file = ContigModelCard(weights_sha256=hashlib.sha256(content).hexdigest())
     card = replace(read_card(locate_classifier(DEFAULT_CLASSIFIER)), contig_model=of_file)
     with pytest.raises(WeightsError, match=says):
-        LettersModel.of(tmp_path, card)
+        CompositionModel.of(tmp_path, card)
 
 
 def test_a_contig_model_of_somebody_else_is_refused_before_a_run_begins(tmp_path):
@@ -202,12 +202,12 @@ def test_a_contig_model_of_somebody_else_is_refused_before_a_run_begins(tmp_path
     (tmp_path / CONTIG_WEIGHTS_NAME).write_bytes(content)
     of_file = ContigModelCard(weights_sha256=hashlib.sha256(content).hexdigest())
     with pytest.raises(WeightsError, match="do not fit together"):
-        LettersModel.of(tmp_path, replace(read_card(folder), contig_model=of_file))
+        CompositionModel.of(tmp_path, replace(read_card(folder), contig_model=of_file))
 
 
 def test_what_the_bundled_contig_model_reads_is_known_from_the_beginning_of_its_file():
     folder = locate_classifier(DEFAULT_CLASSIFIER)
-    found = LettersModel.of(folder, read_card(folder))
+    found = CompositionModel.of(folder, read_card(folder))
     assert found is not None
     assert found.searches_proteins
     assert found.load().homology is not None

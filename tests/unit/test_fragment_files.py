@@ -18,7 +18,7 @@ from tests.strategies import random_contigs, write_fasta
 from virnucpro.choices import SequenceKind
 from virnucpro.config import InputRules
 from virnucpro.data.fragments import FragmentCounts, write_fragments
-from virnucpro.data.frames import FRAMES, chunks_per_contig, stream_letters
+from virnucpro.data.frames import FRAMES, chunks_per_contig, stream_nucleotides
 from virnucpro.data.sequence_index import SequenceIndex
 from virnucpro.errors import InputChangedError, StoppedError
 
@@ -207,11 +207,11 @@ def test_letters_are_the_same_however_many_bytes_are_read_at_once(tmp_path, bloc
     text = "".join(f">{name} {'x' * 500}\n{text[:77]}\n \n{text[77:]}\n" for name, text in records)
     (tmp_path / "in.fasta").write_text(text)
     index = SequenceIndex.build([tmp_path / "in.fasta"], tmp_path / "index", unpack_dir=tmp_path, rules=DNA)
-    pieces = list(stream_letters(index, index.in_input_order(), block_bytes=block_bytes))
+    pieces = list(stream_nucleotides(index, index.in_input_order(), block_bytes=block_bytes))
     assert b"".join(pieces).decode() == "".join(text for _, text in records)
     assert max(map(len, pieces)) <= block_bytes
     some = index.in_input_order()[5:300:7]
-    letters = b"".join(stream_letters(index, some, block_bytes=block_bytes)).decode()
+    letters = b"".join(stream_nucleotides(index, some, block_bytes=block_bytes)).decode()
     assert letters == "".join(text for _, text in records[5:300:7])
 
 
@@ -221,7 +221,7 @@ def test_letters_of_rna_are_those_of_its_dna_in_the_case_of_the_input(tmp_path):
     rules = replace(DNA, rna=True)
     index = SequenceIndex.build([path], tmp_path / "index", unpack_dir=tmp_path, rules=rules)
     expected = [text.replace("u", "t").replace("U", "T") for _, text in records]
-    letters = b"".join(stream_letters(index, index.in_input_order(), block_bytes=66_000)).decode()
+    letters = b"".join(stream_nucleotides(index, index.in_input_order(), block_bytes=66_000)).decode()
     assert letters == "".join(expected)
     assert [record.sequence for record in map(index.read, index.in_input_order().tolist())] == [
         text.upper() for text in expected

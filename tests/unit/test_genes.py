@@ -41,7 +41,7 @@ CHOSEN[20:36] = False
 
 def written(job, chosen=CHOSEN, **arguments):
     number = write_genes(job, chosen, **arguments)
-    assert not job.layout.letter_parts.exists()
+    assert not job.layout.contig_parts.exists()
     return number, job.layout.genes.read_bytes(), job.layout.gene_proteins.read_bytes()
 
 
@@ -69,7 +69,7 @@ def test_a_start_after_a_kill_finds_those_of_the_other_parts(job, monkeypatch):
     monkeypatch.setattr(part_jobs, "gene_lines", killed)
     with pytest.raises(KeyboardInterrupt):
         write_genes(job, CHOSEN, workers=1)
-    parts = sorted(job.layout.letter_parts.glob("*.genes.*"))
+    parts = sorted(job.layout.contig_parts.glob("*.genes.*"))
     assert len(parts) == 2
     parts[0].write_bytes(parts[0].read_bytes()[:-1])
     del calls[:]

@@ -60,7 +60,7 @@ def test_a_run_says_how_many_are_viral_and_names_table_and_report(tmp_path, cont
     assert json.loads(again.out)["counts"]["contigs"] == 2
     changed = run("predict", contigs, "-o", out, "--devices", "cpu", "--cascade", "off", "--threshold", "0.9")
     assert "threshold is now 0.9; the earlier run in this folder used 0.71" in changed.err
-    stages = r"\n  contigs [\d.]+ s, report [\d.]+ s\n  done before: letters .* fragments .* dna .* s\n"
+    stages = r"\n  contigs [\d.]+ s, report [\d.]+ s\n  done before: composition .* fragments .* dna .* s\n"
     assert re.search(stages, changed.out)
     predict_fasta(contigs, out, devices="cpu", cascade="off")
     manifest = json.loads((out / "run.json").read_text())
@@ -102,7 +102,7 @@ def test_a_false_discovery_rate_of_too_few_contigs_is_refused_before_anything_is
     assert (refused.code, refused.out) == (2, "")
     assert "2 are too few to estimate it from (it takes 200), so give it, as in --prior 0.05" in refused.err
     assert not (out / "run.json").exists()
-    assert not (out / "work/letter_scores.f32").exists()
+    assert not (out / "work/composition_scores.f32").exists()
     given = run("predict", contigs, "-o", out, "--fdr", "0.05", "--prior", "0.5")
     assert given.code == 0, given.err
     kept = run("predict", contigs, "-o", out, "--prior", "auto", "--min-length", "0")

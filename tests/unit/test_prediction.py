@@ -158,7 +158,7 @@ def test_genes_are_of_the_viral_contigs_of_all_or_of_none_and_the_folder_keeps_w
     assert verify_run(out).problems == []
     kept = predict(inputs, out, replace(config, not_given=frozenset({"genes"})))
     assert kept.was_complete
-    parts = PredictionLayout(out).letter_parts
+    parts = PredictionLayout(out).contig_parts
     parts.mkdir()
     (parts / "0123456789abcdef.genes.0-3").touch()  # of a start that was killed
     without = predict(inputs, out, replace(config, genes=WrittenGenes.NONE))

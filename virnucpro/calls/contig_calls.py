@@ -2,8 +2,8 @@
 From scores of frames and contigs to calls of contigs: the table, the viral contigs, and viral regions of long ones.
 
 A contig's score comes from its classifier's contig model (``contig_scores``), or else from ``score_by_frames``; where a
-cascade does not embed a contig, from its letters. Two limits of the score part viruses, undecided contigs and others;
-``sample_prior.call_limits`` sets them.
+cascade does not embed a contig, it is the composition score. Two limits of the score part viruses, undecided contigs
+and others; ``sample_prior.call_limits`` sets them.
 """
 
 from __future__ import annotations
@@ -215,7 +215,7 @@ def _calls(batch: ContigBatch, scores: FloatArray, by_model: ScoresOfBatch, rule
     if not rules.has_contig_model:
         by_frames = score_by_frames(scores[:, 1], frames_per_contig)
         either = zip(of_contigs, _rounded(by_frames, _SCORE_DIGITS), embedded, strict=True)
-        of_contigs = [of_frames if is_embedded else of_letters for of_letters, of_frames, is_embedded in either]
+        of_contigs = [of_frames if is_embedded else of_composition for of_composition, of_frames, is_embedded in either]
     columns = {
         "contig": batch.contig_ids,
         "length": batch.lengths_nt.tolist(),

@@ -1,13 +1,13 @@
 """
 Scores of whole contigs, and along long ones, by a classifier's contig model.
 
-Input of the model: sequence features of the letters and, where it takes them, the mean DNA and mean protein embedding
-of the frames (zeros without any), and the numbers of frames and chunks. Along a contig of at least ``LONG_CONTIG_NT``,
+Input of the model: sequence features and, where it takes them, the mean DNA and mean protein embedding of the frames
+(zeros without any), and the numbers of frames and chunks. Along a contig of at least ``LONG_CONTIG_NT``,
 a chunk's score is that of a window of the chunk and its two neighbours.
 
 A contig is read in segments of the chunks in ``SEGMENT_NT`` nucleotides. Its sequence features are the mean over its
-segments, weighted by their letters A, C, G and T. So memory does not depend on contig length, and a score depends on
-the input alone. Legend: C chunks, S sequence features, W columns of embeddings (DNA, then protein).
+segments, weighted by their A, C, G and T. So memory does not depend on contig length, and a score depends on the
+input alone. Legend: C chunks, S sequence features, W columns of embeddings (DNA, then protein).
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ import numpy as np
 from virnucpro import durable
 from virnucpro.calls.frame_order import CONTIGS_AT_ONCE, RowStream, join
 from virnucpro.calls.viral_regions import LONG_CONTIG_NT
-from virnucpro.data.frames import LetterWindow, chunk_bounds, chunks_per_contig, stream_letters
+from virnucpro.data.frames import NucleotideWindow, chunk_bounds, chunks_per_contig, stream_nucleotides
 from virnucpro.errors import StoppedError
 from virnucpro.models.contigs.homology import SEARCHED_NT, is_ambiguous
 from virnucpro.models.contigs.nucleotide_codes import OTHER, encode
@@ -48,7 +48,7 @@ CHUNKS_AT_ONCE = 512
 ROWS_AT_ONCE = 512
 """Contigs, or windows, in one batch of the model, counted from the start of the input."""
 SHORTEST_WORD_NT = min(table.span for table in TABLES if not table.is_protein)
-"""Letters A, C, G and T in a row that a contig needs for a score."""
+"""Nucleotides A, C, G and T in a row that a contig needs for a score."""
 
 _REACHED_INTO = 2
 """Last chunks of a segment that windows of the next one include."""
@@ -102,7 +102,7 @@ def score_contigs(
     stop: threading.Event | None = None,
 ) -> None:
     """
-    Score every contig, and every chunk of the long ones, by letters and embeddings.
+    Score every contig, and every chunk of the long ones, by composition and embeddings.
 
     Raises:
         StoppedError: *stop* was set.
@@ -113,16 +113,16 @@ def score_contigs(
         width, dna_dim = dna_rows.hidden_dim + protein_rows.hidden_dim, dna_rows.hidden_dim
         scorer = _Scorer(model, order.chunk_nt, of_contigs, of_windows, width=width, dna_dim=dna_dim)
         every = _with_chunks(order.index, range(len(order.index)), order.min_nt)
-        scorer.score(_segments(order, dna_rows, protein_rows), _letters(order.index, every), stop)
+        scorer.score(_segments(order, dna_rows, protein_rows), _nucleotides(order.index, every), stop)
         for rows in (dna_rows, protein_rows):
             rows.finish()
 
 
-def score_by_letters(
+def score_by_composition(
     index: SequenceIndex, contigs: range, model: ContigModel, *, chunk_nt: int, min_nt: int
 ) -> tuple[bytes, bytes]:
     """
-    Score some contigs, and the chunks of the long ones among them, by a model that takes letters alone.
+    Score some contigs, and the chunks of the long ones among them, by a model of composition.
 
     Args:
         contigs: Neighbours in the order of the input, numbered from 0.
@@ -136,7 +136,7 @@ def score_by_letters(
     lengths = index.lengths[positions]
     segments = _bare_segments(lengths, chunks_per_contig(lengths, chunk_nt, min_nt), chunk_nt)
     scorer = _Scorer(model, chunk_nt, of_contigs, of_windows, width=0, dna_dim=0)
-    scorer.score(segments, _letters(index, _with_chunks(index, contigs, min_nt)))
+    scorer.score(segments, _nucleotides(index, _with_chunks(index, contigs, min_nt)))
     return of_contigs.getvalue(), of_windows.getvalue()
 
 
@@ -145,7 +145,7 @@ def refine_scores(index: SequenceIndex, contigs: range, model: ContigModel, scor
     assert model.homology is not None
     ambiguous = np.flatnonzero(is_ambiguous(scores))
     numbers = contigs.start + ambiguous
-    window = LetterWindow(_letters(index, numbers))
+    window = NucleotideWindow(_nucleotides(index, numbers))
     searched, first_letter = [], 0
     for length_nt in index.lengths[index.in_input_order()[numbers]].tolist():
         searched.append(encode(window.letters(first_letter, min(length_nt, SEARCHED_NT)).upper()))
@@ -162,15 +162,15 @@ def _with_chunks(index: SequenceIndex, contigs: range, min_nt: int) -> IntArray:
     return contigs.start + np.flatnonzero(lengths >= min_nt)
 
 
-def _letters(index: SequenceIndex, numbers: IntArray) -> Iterator[bytes]:
-    """Yield the letters of contigs, end to end; *numbers* are ascending, in the order of the input."""
+def _nucleotides(index: SequenceIndex, numbers: IntArray) -> Iterator[bytes]:
+    """Yield the nucleotides of contigs, end to end; *numbers* are ascending, in the order of the input."""
     positions = index.in_input_order()
     first = 0
     for file in index.files:
         of_file = numbers[np.searchsorted(numbers, first) : np.searchsorted(numbers, first + file.num_records)]
         first += file.num_records
         for at in range(0, len(of_file), CONTIGS_AT_ONCE):
-            yield from stream_letters(index, positions[of_file[at : at + CONTIGS_AT_ONCE]])
+            yield from stream_nucleotides(index, positions[of_file[at : at + CONTIGS_AT_ONCE]])
 
 
 def _bare_segments(lengths_nt: IntArray, chunks_per_contig: IntArray, chunk_nt: int) -> Iterator[_Segment]:
@@ -243,7 +243,7 @@ class _Contig:
         self._sums_W: DoubleArray = np.zeros(width)
         self._frames = 0
 
-    def read(self, segment: _Segment, letters: LetterWindow, first_letter: int) -> Iterator[_Row | None]:
+    def read(self, segment: _Segment, letters: NucleotideWindow, first_letter: int) -> Iterator[_Row | None]:
         """
         Read the next segment, and yield the windows that end in it.
 
@@ -307,10 +307,10 @@ class _Scorer:
         self._of_contigs, self._of_windows = (_Scores(sink, model, dna_dim) for sink in (of_contigs, of_windows))
 
     def score(
-        self, segments: Iterator[_Segment], letters: Iterator[bytes], stop: threading.Event | None = None
+        self, segments: Iterator[_Segment], nucleotides: Iterator[bytes], stop: threading.Event | None = None
     ) -> None:
-        """Score the contigs of *segments*, of which *letters* are those that have chunks."""
-        window = LetterWindow(letters)
+        """Score the contigs of *segments*, of which *nucleotides* are those that have chunks."""
+        window = NucleotideWindow(nucleotides)
         first_letter = 0
         for segment in segments:
             if stop is not None and stop.is_set():
@@ -375,7 +375,7 @@ class _Scores:
 
 
 def _has_word(codes: ByteArray) -> bool:
-    """Whether there are ``SHORTEST_WORD_NT`` known letters in a row."""
+    """Whether there are ``SHORTEST_WORD_NT`` known nucleotides in a row."""
     unknown = np.flatnonzero(codes == OTHER)
     limits = np.concatenate([[-1], unknown, [len(codes)]])
     return int(np.diff(limits).max()) > SHORTEST_WORD_NT

@@ -168,7 +168,7 @@ class RowStream:
     """The rows of one embeddings file in order; a context manager."""
 
     def __init__(self, path: Path) -> None:
-        from virnucpro.store.manifest import is_recorded  # noqa: PLC0415  processes that score letters open no rows
+        from virnucpro.store.manifest import is_recorded  # noqa: PLC0415  processes that score composition open no rows
 
         self.path = path
         self._file, self._rows = schema.open_embeddings(path, is_known=is_recorded(path))

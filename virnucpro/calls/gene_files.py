@@ -1,9 +1,9 @@
 """
-``genes.gff3`` and ``genes.faa``: the genes of whole contigs, by the rules by which the letters' model sees them.
+``genes.gff3`` and ``genes.faa``: the genes of whole contigs, by the rules by which the composition model sees them.
 
 The genes are open reading frames that ``gene_finding`` chooses, not those of a trained gene finder. Names and headers
 are Prodigal's, which other programs read: gene n of contig c is ``c_n``; ``partial`` has a digit for the gene's left
-and for its right end, 1 where the gene runs out of the contig or into unknown letters.
+and for its right end, 1 where the gene runs out of the contig or into unknown nucleotides.
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
 """
 The files with scores of contigs and of windows along the long ones, read batch by batch.
 
-Where a cascade leaves contigs out of embedding, their scores are those of their letters; the others' are those of the
+Where a cascade leaves contigs out of embedding, they have composition scores; the others' are those of the
 classifier.
 """
 
@@ -41,17 +41,17 @@ class ScoreReader:
 
     Args:
         own: Scores by the classifier's contig model; None where it has none.
-        letters: Scores by letters of the contigs that are not embedded; None where all are, or *own* has them.
+        composition: Composition scores of the contigs that are not embedded; None where all are, or *own* has them.
     """
 
-    def __init__(self, order: FrameOrder, own: ScoreFiles | None, letters: ScoreFiles | None) -> None:
+    def __init__(self, order: FrameOrder, own: ScoreFiles | None, composition: ScoreFiles | None) -> None:
         lengths = order.index.lengths
         long_contigs = lengths[: np.count_nonzero(lengths[:] >= LONG_CONTIG_NT)]  # the longest come first
         num_windows = int(chunks_per_contig(long_contigs, order.chunk_nt, order.min_nt).sum())
         sizes = (("scores", len(order.index)), ("windows", num_windows))
-        self._own, self._letters = (
+        self._own, self._composition = (
             None if files is None else [map_scores(path, *size) for path, size in zip(files, sizes, strict=True)]
-            for files in (own, letters)
+            for files in (own, composition)
         )
         self._is_embedded = order.is_embedded
         self._next_contig = self._next_window = 0
@@ -75,7 +75,7 @@ class ScoreReader:
         found = np.full(some.stop - some.start, np.nan, dtype=np.float32)
         if self._own is not None:
             found = np.array(self._own[kind][some])
-        return found if self._letters is None else np.where(is_embedded, found, self._letters[kind][some])
+        return found if self._composition is None else np.where(is_embedded, found, self._composition[kind][some])
 
 
 def map_scores(path: Path, what: str, *shape: int) -> FloatArray:

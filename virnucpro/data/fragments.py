@@ -17,12 +17,12 @@ import numpy as np
 from virnucpro import durable
 from virnucpro.data.frames import (
     FRAMES,
-    LetterWindow,
+    NucleotideWindow,
     OpenFrames,
     bounds_of_chunks,
     chunks_per_contig,
     open_frames,
-    stream_letters,
+    stream_nucleotides,
 )
 from virnucpro.errors import StoppedError
 
@@ -134,7 +134,7 @@ def write_fragments(
 
 
 def _write_contigs(index: SequenceIndex, positions: IntArray, chunk_nt: int, outputs: _Outputs) -> Iterator[OpenFrames]:
-    window = LetterWindow(stream_letters(index, positions))
+    window = NucleotideWindow(stream_nucleotides(index, positions))
     for chunks, first_letter in _batches(index, positions, chunk_nt):
         letters = window.letters(first_letter, int(chunks.ends[-1]))
         found = open_frames(letters.upper(), chunks.starts, chunks.ends)

@@ -156,7 +156,9 @@ def _pairs(left: IntArray, right: IntArray) -> zip[tuple[int, int]]:
     return zip(left.tolist(), right.tolist(), strict=True)
 
 
-def stream_letters(index: SequenceIndex, positions: IntArray, *, block_bytes: int = _BLOCK_BYTES) -> Iterator[bytes]:
+def stream_nucleotides(
+    index: SequenceIndex, positions: IntArray, *, block_bytes: int = _BLOCK_BYTES
+) -> Iterator[bytes]:
     """
     Yield the letters of records of DNA in the case of the input, without blanks, line ends and gaps; in RNA T for U.
 
@@ -188,8 +190,8 @@ def stream_letters(index: SequenceIndex, positions: IntArray, *, block_bytes: in
             yield letters
 
 
-class LetterWindow:
-    """A forward-moving window on the pieces of ``stream_letters``."""
+class NucleotideWindow:
+    """A forward-moving window on the pieces of ``stream_nucleotides``."""
 
     def __init__(self, pieces: Iterator[bytes]) -> None:
         self._pieces = pieces

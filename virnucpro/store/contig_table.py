@@ -58,7 +58,7 @@ class ContigCall(NamedTuple):
     frame_support: float | None
     """Viral share of the scored frames, three decimals; None without any."""
     score: float | None
-    """P(virus) of the contig, to rank by; None without a scored frame or a word of letters."""
+    """P(virus) of the contig, to rank by; None without a scored frame or a word of nucleotides."""
     posterior: float | None
     """P(virus) given the share of viruses in the sample, six digits; None without a score, or with the prior off."""
     fdr: float | None

@@ -246,7 +246,7 @@ class PredictionManifest(StagedManifest):
     """Rules of calls, formats and what is kept: may change from run to run."""
     models: dict[str, dict[str, Any]]
     """``classifier``, and ``dna`` and ``protein`` where contigs are embedded: name and sha256, with widths and chunk
-    length. ``letters``: another classifier that scores letters."""
+    length. ``composition``: another classifier that scores composition."""
     fingerprint: str
     """Of classifier, models and chunk length: scores of different ones are not comparable."""
     sequences: str = "contigs"

@@ -158,7 +158,7 @@ class ContigModel:
     def __init__(self, weights: ContigWeights) -> None:
         self._weights = weights
         self.features = SequenceFeatures(weights.log_odds, weights.is_viral_G)
-        """Makes the inputs that come from letters."""
+        """Makes the inputs that come from nucleotides."""
         _checked_inputs(len(weights.mean_I), len(weights.is_viral_G))
 
     @property
@@ -232,8 +232,8 @@ def normalised(x_CI: FloatArray, mean_I: FloatArray, deviation_I: FloatArray) ->
 
 
 @dataclass(frozen=True)
-class LettersModel:
-    """The contig model of a classifier, where it reads letters alone; small and picklable."""
+class CompositionModel:
+    """The contig model of a classifier, where it reads composition alone; small and picklable."""
 
     folder: Path
     card: ClassifierCard
@@ -241,7 +241,7 @@ class LettersModel:
     """Whether it refines scores by homology to known proteins."""
 
     @classmethod
-    def of(cls, folder: Path, card: ClassifierCard) -> LettersModel | None:
+    def of(cls, folder: Path, card: ClassifierCard) -> CompositionModel | None:
         """
         Return the contig model of a classifier, by the first bytes of its file; None where it reads embeddings.
 
@@ -271,11 +271,11 @@ class LettersModel:
 
 
 def _checked_inputs(inputs: int, groups: int) -> int:
-    """Return how many of a model's inputs are of letters; ValueError where it takes fewer."""
-    if inputs < (of_letters := feature_count(groups)):
-        given = f"it takes {inputs} numbers, and a contig's letters give {of_letters}"
+    """Return how many of a model's inputs are of composition; ValueError where it takes fewer."""
+    if inputs < (of_composition := feature_count(groups)):
+        given = f"it takes {inputs} numbers, and a contig's nucleotides give {of_composition}"
         raise ValueError(f"{given}: train it again with this version")
-    return of_letters
+    return of_composition
 
 
 def load_contig_model(folder: Path, card: ClassifierCard) -> ContigModel:

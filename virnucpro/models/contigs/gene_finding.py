@@ -2,8 +2,8 @@
 Likely genes of a contig, found without training, and features of them.
 
 A candidate is an open reading frame: from the first start codon after a stop to the next stop; where the run continues
-beyond the contig's end, or into unknown letters, as far as it can be read. Candidates shorter than ``SHORTEST_GENE``
-codons are ignored. Of the others those are chosen whose total length, each less ``PRICE_NT``, is greatest, while
+beyond the contig's end, or into unknown nucleotides, as far as it can be read. Candidates shorter than
+``SHORTEST_GENE`` codons are ignored. Of the others those are chosen whose total length, each less ``PRICE_NT``, is greatest, while
 neighbours share at most ``MAX_SHARED_NT``: in most stretches of viral and cellular genomes the longest open frame is
 the coding one. Density, strand, length and start of genes separate phages from their hosts over families without
 similar sequences (Roux et al. 2015, Camargo et al. 2023). Genes are read by genetic code 11, unless code 4 or 15 makes
@@ -135,7 +135,7 @@ class Genes:
         how much longer the genes of one strand are than the other's; mean length of all genes; mean, median and
         standard deviation of the lengths of whole ones, and these per 1,000 nt; mean space between neighbours; of
         those on one strand the median space, the mean space, and the shares that overlap, are far apart, or overlap by
-        up to eight; shares of starts after a binding site of four letters, and of five, and of starts with ATG, with
+        up to eight; shares of starts after a binding site of four bases, and of five, and of starts with ATG, with
         GTG; shares of small and of large genes; whether there are no neighbours, and no whole gene; genes; whether they
         are read by another code than 11.
         """

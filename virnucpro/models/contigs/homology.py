@@ -84,8 +84,8 @@ def inputs(scores_C: FloatArray, lengths_nt: Sequence[int], best_C2: IntArray) -
     """
     Return the inputs of the regression, float64 (C, J).
 
-    The letters' log-odds; the logarithm of the length; those of the best scores to a viral and to a cellular protein,
-    each plus one; by how much the viral one is better, as a share of the better one; and 1.
+    The composition score's log-odds; the logarithm of the length; those of the best scores to a viral and to a cellular
+    protein, each plus one; by how much the viral one is better, as a share of the better one; and 1.
     """
     score_C = scores_C.astype(np.float64)
     viral_C, cellular_C = best_C2.T

@@ -1,5 +1,5 @@
 """
-Features of a contig's letters: composition, open runs, genes, and k-mers.
+Features of a contig's nucleotides: composition, open runs, genes, and k-mers.
 
 The features are, in this order:
 
@@ -14,7 +14,7 @@ The features are, in this order:
   over the genes; and of each gene's lead, the highest mean log-odds of a viral group less that of the others, the
   greatest, the least, the mean, the share above 0, and the standard deviation.
 
-An open run is a stretch of a frame without a stop or a letter other than A, C, G and T. A contig and its reverse
+An open run is a stretch of a frame without a stop or a nucleotide other than A, C, G and T. A contig and its reverse
 complement have the same features, unless two runs share the greatest length. Legend: L nucleotides, P pieces (contigs,
 or parts of them, read together), N genes, R residues, K k-mers, G groups, S features of a piece.
 """

@@ -62,5 +62,5 @@ def write_genes(
             number += genes
             gff.write(data[GENE_COUNTS.size : GENE_COUNTS.size + of_gff])
             proteins.write(data[GENE_COUNTS.size + of_gff :])
-    durable.remove_tree(layout.letter_parts)
+    durable.remove_tree(layout.contig_parts)
     return number

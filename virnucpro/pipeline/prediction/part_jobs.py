@@ -15,7 +15,7 @@ from threadpoolctl import threadpool_limits
 
 from virnucpro import durable
 from virnucpro.arrays import mapped
-from virnucpro.calls.contig_scores import refine_scores, score_by_letters
+from virnucpro.calls.contig_scores import refine_scores, score_by_composition
 from virnucpro.calls.gene_files import gene_lines
 from virnucpro.calls.score_files import map_scores
 from virnucpro.calls.viral_regions import LONG_CONTIG_NT
@@ -28,7 +28,7 @@ if TYPE_CHECKING:
     from pathlib import Path
 
     from virnucpro.arrays import IntArray
-    from virnucpro.models.contigs.contig_model import ContigModel, LettersModel
+    from virnucpro.models.contigs.contig_model import CompositionModel, ContigModel
     from virnucpro.pipeline.work.worker_process import ReportPipe
     from virnucpro.run_layout import PredictionLayout
 
@@ -59,7 +59,7 @@ class PartJob:
     def path_of(self, part: range) -> Path:
         """Return the file of a part."""
         # both ends: another start may have parted the contigs in another way
-        return self.layout.letter_parts / f"{self.fingerprint[:16]}.{self.name}.{part.start}-{part.stop}"
+        return self.layout.contig_parts / f"{self.fingerprint[:16]}.{self.name}.{part.start}-{part.stop}"
 
     def load(self) -> Any:
         """Load what ``compute`` needs for all parts, beside the index."""
@@ -75,13 +75,13 @@ class PartJob:
 
 
 @dataclass(frozen=True, kw_only=True)
-class LettersJob(PartJob):
-    """Scores contigs, and windows along long ones, by their letters: float32."""
+class CompositionJob(PartJob):
+    """Scores contigs, and windows along long ones, by composition: float32."""
 
-    model: LettersModel
+    model: CompositionModel
     chunk_nt: int
     min_nt: int
-    name: ClassVar[str] = "scores"
+    name: ClassVar[str] = "composition"
     work: ClassVar[str] = "scored"
     worker_nt: ClassVar[int] = 1_000_000
 
@@ -93,13 +93,13 @@ class LettersJob(PartJob):
         return 4 * (len(part) + int(chunks_per_contig(long_nt, self.chunk_nt, self.min_nt).sum()))
 
     def compute(self, index: SequenceIndex, part: range, loaded: ContigModel) -> bytes:
-        return b"".join(score_by_letters(index, part, loaded, chunk_nt=self.chunk_nt, min_nt=self.min_nt))
+        return b"".join(score_by_composition(index, part, loaded, chunk_nt=self.chunk_nt, min_nt=self.min_nt))
 
 
-class SearchJob(LettersJob):
-    """Refines the scores of contigs that their letters are not sure of: float32."""
+class HomologyJob(CompositionJob):
+    """Refines ambiguous composition scores by homology to known proteins: float32."""
 
-    name: ClassVar[str] = "refined"
+    name: ClassVar[str] = "homology"
     work: ClassVar[str] = "compared with known proteins"
     worker_nt: ClassVar[int] = 250_000
     searches: ClassVar[bool] = True
@@ -109,7 +109,7 @@ class SearchJob(LettersJob):
         return 4 * len(part)
 
     def compute(self, index: SequenceIndex, part: range, loaded: ContigModel) -> bytes:
-        scores = map_scores(self.layout.letter_scores, "scores", len(index))[part.start : part.stop]
+        scores = map_scores(self.layout.composition_scores, "scores", len(index))[part.start : part.stop]
         return refine_scores(index, part, loaded, scores).tobytes()
 
 
@@ -123,7 +123,7 @@ class GeneJob(PartJob):
     @property
     def chosen(self) -> Path:
         """A byte for each contig, in input order: whether its genes are wanted."""
-        return self.layout.letter_parts / "genes_of.u8"
+        return self.layout.contig_parts / "genes_of.u8"
 
     def compute(self, index: SequenceIndex, part: range, loaded: None) -> bytes:
         del loaded
@@ -136,7 +136,7 @@ class GeneJob(PartJob):
 def part_worker(rank: int, world_size: int, results_queue: ReportPipe, job: PartJob) -> None:
     """Do the job to those parts that the parent hands out; of scores, search some, too."""
     del world_size
-    search = SearchJob(**vars(job)) if isinstance(job, LettersJob) else job
+    search = HomologyJob(**vars(job)) if isinstance(job, CompositionJob) else job
     hold_worker_lock(job.layout.output_dir, rank)
     index, loaded = job.open_index(), job.load()
     for part, is_searched in _handed_out(results_queue):

@@ -1,5 +1,5 @@
 """
-The pool of processes that score contigs by their letters and search those that letters are not sure of, or find genes.
+The pool of processes that score contigs by composition and refine ambiguous scores by homology, or find genes.
 
 They get one part at a time from their parent; the part of a lost process goes to the next that asks.
 """
@@ -56,7 +56,7 @@ def compute_in_processes(
         classes = {FailureClass(outcome.failure or FailureClass.DIED) for outcome in failed}
         reasons = {outcome.rank: outcome.reason or "" for outcome in failed}
         if FailureClass.CANNOT_WRITE in classes:
-            raise OutputError(layout.letter_parts, next(iter(reasons.values())))
+            raise OutputError(layout.contig_parts, next(iter(reasons.values())))
         raise WorkersFailedError(
             reasons,
             world_size=num_workers,

@@ -1,8 +1,8 @@
 """
-The prediction: from contigs to calls by scores of their letters, two embedding runs of their frames, calls, report.
+The prediction: from contigs to calls by composition scores, two embedding runs of their frames, calls, report.
 
-What the scores do not need is left out: no contig is embedded for a classifier that reads letters alone, and those that
-a cascade is sure of are not.
+What the scores do not need is skipped: no contig is embedded for a classifier that reads composition alone, nor one
+whose composition score a cascade takes as it is.
 ``run_prediction`` reads as the pipeline. A stage that was recorded and whose files are intact is not done again.
 """
 
@@ -25,9 +25,9 @@ from virnucpro.data.fragments import write_fragments
 from virnucpro.models.contigs.contig_model import load_contig_model
 from virnucpro.pipeline.hardware.device_claim import DeviceClaim
 from virnucpro.pipeline.multi_gpu_inference import embed_job
+from virnucpro.pipeline.prediction.composition import score_composition
 from virnucpro.pipeline.prediction.genes import write_genes
-from virnucpro.pipeline.prediction.letters import score_letters
-from virnucpro.pipeline.prediction.part_jobs import GeneJob, LettersJob
+from virnucpro.pipeline.prediction.part_jobs import CompositionJob, GeneJob
 from virnucpro.pipeline.prediction.preparation import prepare_prediction
 from virnucpro.pipeline.prediction.result import EMBEDDING_STAGES, close_prediction, prediction_result
 from virnucpro.pipeline.prediction.sample import read_sample
@@ -81,7 +81,7 @@ def run_prediction(
         workers: Number of CPU workers; None for as many as the machine bears.
         limits: Attempts and time limits of the worker processes.
         embed: Does an embedding run; by default with processes of this machine.
-        elsewhere: Has letters scored and frames classified on other hosts; None for this one.
+        elsewhere: Has contigs scored and frames classified on other hosts; None for this one.
         stage_runner: Does each other stage; by default in place.
         telemetry: Shows the run; by default one of its own, which reports failures on standard error.
         stop: Set it to end the run at the next batch boundary.
@@ -105,9 +105,9 @@ def run_prediction(
         with failure_noted(layout):
             by_parts: dict[str, Any] = {"workers": workers, "limits": limits, "elsewhere": elsewhere}
             by_parts |= {"advance": shown.advance, "stop": stop}
-            if config.letters is not None:
-                of_letters = partial(score_letters, **by_parts)
-                stages.do("letters", lambda: run.do(letters_stage(run, of_letters)))
+            if config.composition is not None:
+                of_composition = partial(score_composition, **by_parts)
+                stages.do("composition", lambda: run.do(composition_stage(run, of_composition)))
             embeddings: list[RunResult] = []
             if config.cascade is not None:
                 stages.do("fragments", lambda: run.do(fragments_stage(run, stop)))
@@ -118,14 +118,14 @@ def run_prediction(
             return stages.do("report", lambda: close_prediction(run, embeddings, write_report))
 
 
-def letters_stage(run: PredictionRun, work: Callable[[LettersJob], dict[str, int]]) -> Stage:
-    """Score the contigs by their letters."""
+def composition_stage(run: PredictionRun, work: Callable[[CompositionJob], dict[str, int]]) -> Stage:
+    """Score the contigs by composition, and refine ambiguous scores."""
     config, layout = run.config, run.layout
-    assert config.letters is not None
+    assert config.composition is not None
     chunks = {"chunk_nt": config.chunk_nt, "min_nt": config.min_nt}
-    job = LettersJob(layout=layout, model=config.letters, fingerprint=run.fingerprint, **chunks)
-    written = [layout.letter_scores, layout.letter_windows]
-    return Stage(name="letters", fingerprint=run.fingerprint, files=written, work=lambda: work(job))
+    job = CompositionJob(layout=layout, model=config.composition, fingerprint=run.fingerprint, **chunks)
+    written = [layout.composition_scores, layout.composition_windows]
+    return Stage(name="composition", fingerprint=run.fingerprint, files=written, work=lambda: work(job))
 
 
 def _embedded(
@@ -229,7 +229,9 @@ def call(
     }
     chosen = [path for path, is_chosen in optional.items() if is_chosen]
     written = [layout.contigs, layout.viral_fasta, layout.tracks, layout.viral_regions, *chosen]
-    scores = [stage.files for name in ("letters", "classify") if (stage := run.manifest.stages.get(name)) is not None]
+    scores = [
+        stage.files for name in ("composition", "classify") if (stage := run.manifest.stages.get(name)) is not None
+    ]
     identity = fingerprint([scores, config.output_settings()])
     for path in optional:
         if path not in chosen and path.name in run.manifest.outputs:
@@ -255,7 +257,7 @@ def call(
         if has_genes:
             counts["genes"] = find_genes(GeneJob(layout=layout, fingerprint=identity), has_genes_C)
         else:
-            durable.remove_tree(layout.letter_parts)  # a start that was killed may have found some genes
+            durable.remove_tree(layout.contig_parts)  # a start that was killed may have found some genes
         return counts
 
     run.do(Stage(name="contigs", fingerprint=identity, files=written, work=work))

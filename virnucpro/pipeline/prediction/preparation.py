@@ -73,7 +73,7 @@ class PredictionRun(StagedRun):
         cascade = self.config.cascade
         if cascade in {None, EVERY_CONTIG}:
             return None
-        return cascade.embeds(map_scores(self.layout.letter_scores, "scores", len(self.open_index())))
+        return cascade.embeds(map_scores(self.layout.composition_scores, "scores", len(self.open_index())))
 
     def frame_order(self) -> FrameOrder:
         """Return all contigs and frames in their order; the fragments, if there are to be any, must be there."""
@@ -89,11 +89,11 @@ class PredictionRun(StagedRun):
     def score_reader(self, order: FrameOrder) -> ScoreReader:
         """Return the scores of contigs that do not come from their frames alone."""
         config, layout = self.config, self.layout
-        by_letters = None if config.letters is None else (layout.letter_scores, layout.letter_windows)
-        if config.is_by_letters:
-            return ScoreReader(order, by_letters, None)
+        by_composition = None if config.composition is None else (layout.composition_scores, layout.composition_windows)
+        if config.is_by_composition:
+            return ScoreReader(order, by_composition, None)
         own = (layout.contig_scores, layout.window_scores) if config.reads_embeddings else None
-        return ScoreReader(order, own, by_letters)
+        return ScoreReader(order, own, by_composition)
 
     def embedding_job(self, stage: str) -> EmbeddingJob:
         """Return the embedding run of the frames' ``dna`` or ``protein``."""
@@ -200,12 +200,12 @@ def _start_from_scratch(layout: PredictionLayout, earlier: PredictionManifest, i
         *layout.unpacked(),
         layout.open_frames,
         layout.frame_scores,
-        layout.letter_scores,
-        layout.letter_windows,
+        layout.composition_scores,
+        layout.composition_windows,
         layout.contig_scores,
         layout.window_scores,
     ]
-    durable.remove_tree(layout.letter_parts)
+    durable.remove_tree(layout.contig_parts)
     remove_files(layout, files, keep={Path(path) for file in index.files for path in (file.read_path, file.real_path)})
 
 

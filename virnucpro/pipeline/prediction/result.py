@@ -121,7 +121,7 @@ def close_prediction(
     manifest.output_settings = config.output_settings()
     manifest.files = {
         name: sha256
-        for stage in ("letters", "fragments", "classify", "contigs")
+        for stage in ("composition", "fragments", "classify", "contigs")
         if stage in stages
         for name, sha256 in stages[stage].files.items()
     }
@@ -155,7 +155,7 @@ def _counts(run: PredictionRun) -> dict[str, int]:
         "contigs": len(index),
         "short_contigs": int(np.count_nonzero(~looked_at)),
         "chunks": int(chunks_per_contig(lengths, config.chunk_nt, config.min_nt).sum()),
-        "searched": stages["letters"].counts["searched"] if config.letters is not None else 0,
+        "searched": stages["composition"].counts["searched"] if config.composition is not None else 0,
         "embedded": fragments.get("contigs", 0),
         "open_chunks": fragments.get("open_chunks", 0),
         "frames": classified["frames"],

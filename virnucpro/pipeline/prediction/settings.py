@@ -30,7 +30,7 @@ from virnucpro.errors import ClassifierMismatchError, ConfigurationError, Weight
 from virnucpro.knobs import UsageError
 from virnucpro.models.classifier_files.card import ClassifierCard, locate_classifier, read_card, read_weights
 from virnucpro.models.configuration import configure_model
-from virnucpro.models.contigs.contig_model import LettersModel
+from virnucpro.models.contigs.contig_model import CompositionModel
 from virnucpro.models.registry import MODELS, is_path
 from virnucpro.settings import EmbeddingSettings, SequenceRules
 
@@ -49,13 +49,13 @@ FINGERPRINT_DIGITS = 16
 
 @dataclass(frozen=True)
 class Cascade:
-    """Which contigs are embedded: those whose score by letters is from *low* to *high*, or that have none."""
+    """Which contigs are embedded: those whose composition score is from *low* to *high*, or that have none."""
 
     low: float
     high: float
 
     def embeds(self, scores: FloatArray) -> BoolArray:
-        """Return which contigs are embedded, from their scores by letters."""
+        """Return which contigs are embedded, from their composition scores."""
         return ~((scores < self.low) | (scores > self.high))
 
 
@@ -75,9 +75,9 @@ class PredictionConfig:
     protein: ModelConfig | None
     """How proteins of frames are embedded; likewise."""
     cascade: Cascade | None = EVERY_CONTIG
-    """Which contigs are embedded; None for none, where the classifier needs their letters only."""
-    letters: LettersModel | None = None
-    """What scores letters; None where the frames of every contig decide."""
+    """Which contigs are embedded; None for none, where the classifier needs their composition only."""
+    composition: CompositionModel | None = None
+    """What scores composition; None where the frames of every contig decide."""
     rules: InputRules
     """How contigs are read."""
     min_nt: int = 0
@@ -106,14 +106,14 @@ class PredictionConfig:
             raise ConfigurationError(f"the threshold is {self.threshold}: it must be between 0 and 1")
 
     @property
-    def is_by_letters(self) -> bool:
-        """Whether the classifier itself reads letters alone."""
-        return self.letters is not None and self.letters.folder == self.classifier_dir
+    def is_by_composition(self) -> bool:
+        """Whether the classifier itself reads composition alone."""
+        return self.composition is not None and self.composition.folder == self.classifier_dir
 
     @property
     def reads_embeddings(self) -> bool:
         """Whether the classifier has a contig model that reads the embeddings of frames."""
-        return self.card.contig_model is not None and not self.is_by_letters
+        return self.card.contig_model is not None and not self.is_by_composition
 
     @property
     def encoders(self) -> dict[str, ModelConfig]:
@@ -133,14 +133,14 @@ class PredictionConfig:
         if self.card.contig_model is not None:
             parts.append(asdict(self.card.contig_model))
         if self.cascade not in {None, EVERY_CONTIG}:
-            parts += [self._shown_cascade(), self._letters_sha256()]
+            parts += [self._shown_cascade(), self._composition_sha256()]
         return fingerprint(parts)[:FINGERPRINT_DIGITS]
 
-    def _letters_sha256(self) -> str | None:
-        """Return the sha256 of another classifier's model that scores letters."""
-        if self.letters is None or self.is_by_letters:
+    def _composition_sha256(self) -> str | None:
+        """Return the sha256 of another classifier's model that scores composition."""
+        if self.composition is None or self.is_by_composition:
             return None
-        contig_model = self.letters.card.contig_model
+        contig_model = self.composition.card.contig_model
         assert contig_model is not None
         return contig_model.weights_sha256
 
@@ -149,12 +149,12 @@ class PredictionConfig:
 
     def scores_settings(self, device_type: str) -> dict[str, Any]:
         """Return what decides the scores, ready for JSON."""
-        contig_model, of_letters = self.card.contig_model, self._letters_sha256()
+        contig_model, of_composition = self.card.contig_model, self._composition_sha256()
         return {
             "classifier": self.card.name,
             "classifier sha256": self.card.weights_sha256,
             **({"contig model sha256": contig_model.weights_sha256} if contig_model else {}),
-            **({"letters model sha256": of_letters} if of_letters else {}),
+            **({"letters model sha256": of_composition} if of_composition else {}),
             **({} if self.cascade == EVERY_CONTIG else {"cascade": self._shown_cascade()}),
             "classifier batch norm eps": self.card.batch_norm_eps,
             "chunk length": self.chunk_nt,
@@ -215,8 +215,8 @@ class PredictionConfig:
         if self.card.contig_model is not None:
             classifier["contig_model_sha256"] = self.card.contig_model.weights_sha256
         models: dict[str, dict[str, Any]] = {**encoders, "classifier": classifier}
-        if self.letters is not None and not self.is_by_letters:
-            models["letters"] = {"name": self.letters.card.name, "sha256": self._letters_sha256()}
+        if self.composition is not None and not self.is_by_composition:
+            models["composition"] = {"name": self.composition.card.name, "sha256": self._composition_sha256()}
         return models
 
 
@@ -280,7 +280,7 @@ def configure_prediction(
     if settings.fdr is not None and card.contig_model is None:
         raise UsageError(f"a false discovery rate needs calibrated scores, and {card.name} has no contig model")
     read_weights(folder, card)  # before anything is fetched or embedded
-    cascade, letters = _cascade_and_letters(settings.cascade, folder, card)
+    cascade, composition = _cascade_and_composition(settings.cascade, folder, card)
     for given, encoder in ((asked.dna_model, card.dna_model), (asked.protein_model, card.protein_model)):
         if not given and is_path(encoder.name):  # a file of the card's choice, not of the user's
             raise WeightsError(card.name, f"its card names a model by a path: {printable(encoder.name)}")
@@ -307,7 +307,7 @@ def configure_prediction(
         dna=dna,
         protein=protein,
         cascade=cascade,
-        letters=letters,
+        composition=composition,
         rules=InputRules(
             sequence_kind=SequenceKind.DNA,
             gaps=settings.contigs.gaps,
@@ -354,9 +354,11 @@ def _refuse_without_embedding(settings: PredictionSettings, card: ClassifierCard
         )
 
 
-def _cascade_and_letters(asked: str, folder: Path, card: ClassifierCard) -> tuple[Cascade | None, LettersModel | None]:
-    """Return which contigs are embedded, and what scores letters: the classifier itself, or the bundled one."""
-    own = LettersModel.of(folder, card)
+def _cascade_and_composition(
+    asked: str, folder: Path, card: ClassifierCard
+) -> tuple[Cascade | None, CompositionModel | None]:
+    """Return which contigs are embedded, and what scores composition: the classifier itself, or the bundled one."""
+    own = CompositionModel.of(folder, card)
     if asked == CASCADE_AUTO:
         return (EVERY_CONTIG if own is None else None), own
     if asked == CASCADE_OFF:
@@ -364,7 +366,7 @@ def _cascade_and_letters(asked: str, folder: Path, card: ClassifierCard) -> tupl
     low, high = map(float, asked.split(","))
     if own is None:
         bundled = locate_classifier(DEFAULT_CLASSIFIER)
-        own = LettersModel.of(bundled, read_card(bundled))
+        own = CompositionModel.of(bundled, read_card(bundled))
     return Cascade(low, high), own
 
 

@@ -32,7 +32,7 @@ _NAMED_INPUTS = 3
 _SHOWN_NOTES = 20
 _NAMED_REGIONS = 4
 _STAGES = {
-    "letters": "composition scores",
+    "composition": "composition scores",
     "fragments": "chunks and reading frames",
     "dna": "embedding of DNA",
     "protein": "embedding of proteins",
@@ -44,7 +44,7 @@ _MODELS = {
     "classifier": "classifier",
     "dna": "DNA model",
     "protein": "protein model",
-    "letters": "composition",
+    "composition": "composition",
 }
 _SHA_DIGITS = 16
 

@@ -36,7 +36,7 @@ class Gene(NamedTuple):
 
 
 def find_genes(record: str) -> list[Gene]:
-    """Return the genes of a FASTA record that models of letters see, in the order of the contig."""
+    """Return the genes of a FASTA record that models of composition see, in the order of the contig."""
     sequence = record.partition("\n")[2].replace("\n", "")
     genes = Genes.of(Pieces([encode(sequence.encode())]))
     is_whole_N = (genes.start_codons_N >= 0) & genes.has_stop_N

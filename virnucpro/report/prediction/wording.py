@@ -69,22 +69,22 @@ def scores(summary: Summary) -> str:
         return (
             f"P(virus) is the probability that a {summary.sequence} is viral, calibrated on genomes of the "
             "kinds that the classifier\u2019s card names, half of them viral: there, of contigs with 0.8 about 8 in 10 "
-            f"are viral. Of other kinds it may be far off. {_of_sample(summary)}{_of_letters(summary)}"
+            f"are viral. Of other kinds it may be far off. {_of_sample(summary)}{_of_composition(summary)}"
         )
     return (
         "P(virus) is the classifier\u2019s score, from 0 to 1. Rank by it; it is not a "
         "measured rate of error. Scores far from the threshold and sequences of several chunks are the surest."
-        f"{_of_letters(summary)}"
+        f"{_of_composition(summary)}"
     )
 
 
-def _of_letters(summary: Summary) -> str:
+def _of_composition(summary: Summary) -> str:
     """Return which classifier gave the composition scores, where it is another one; usually nothing."""
-    letters = summary.manifest.models.get("letters")
-    if letters is None:
+    composition = summary.manifest.models.get("composition")
+    if composition is None:
         return ""
     return (
-        f" Of {summary.sequences} that were not embedded it is the composition score by {letters['name']}; "
+        f" Of {summary.sequences} that were not embedded it is the composition score by {composition['name']}; "
         "the column embedded of contigs.tsv says which these are."
     )
 

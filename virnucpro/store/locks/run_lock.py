@@ -143,7 +143,7 @@ def _refuse_foreign_work(layout: RunLayout) -> None:
         layout.worker_locks_dir,
         layout.unpacked_dir,
         layout.shared_rows_dir,
-        PredictionLayout(layout.output_dir).letter_parts,
+        PredictionLayout(layout.output_dir).contig_parts,
     ):
         try:
             found = folder.lstat()

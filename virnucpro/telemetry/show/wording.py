@@ -27,7 +27,7 @@ _TITLES = {
     "embed": "computing embeddings",
     "aggregate": "putting the result together",
     "validate": "checking the result",
-    "letters": "scoring contigs: composition and genes",
+    "composition": "scoring contigs: composition and genes",
     "fragments": "cutting the contigs into chunks and frames",
     "dna": "embedding the frames' DNA",
     "protein": "embedding the frames' proteins",

@@ -45,7 +45,7 @@ def fit_homology(
     """
     Return what refines the scores of contigs; None of too few with an ambiguous score, or no proteins.
 
-    *codes*, *scores_C* (by letters) and labels are of contigs of other genomes than the proteins'.
+    *codes*, *scores_C* (by composition) and labels are of contigs of other genomes than the proteins'.
     """
     ambiguous = np.flatnonzero(is_ambiguous(scores_C))
     labels = is_virus_C[ambiguous]

@@ -1,5 +1,5 @@
 """
-Scores of all contigs by their letters, computed by one process a core.
+Composition scores of all contigs, computed by one process a core.
 
 A contig's scores depend on it alone, not on its part. Contigs that a model with known proteins is not sure of are then
 searched in these by the same processes, in larger parts.
@@ -17,7 +17,7 @@ from virnucpro import durable
 from virnucpro.calls.score_files import map_scores
 from virnucpro.models.contigs.homology import SEARCHED_NT, is_ambiguous
 from virnucpro.models.contigs.protein_search import PASS_NT
-from virnucpro.pipeline.prediction.part_jobs import SearchJob
+from virnucpro.pipeline.prediction.part_jobs import HomologyJob
 from virnucpro.pipeline.prediction.part_work import Work, compute_parts, parts_of, processes_for, read_part
 
 if TYPE_CHECKING:
@@ -27,7 +27,7 @@ if TYPE_CHECKING:
     from virnucpro.arrays import IntArray
     from virnucpro.config import RunLimits
     from virnucpro.pipeline.hosts.result_passes import ItemMap
-    from virnucpro.pipeline.prediction.part_jobs import LettersJob
+    from virnucpro.pipeline.prediction.part_jobs import CompositionJob
 
 PART_NT = 250_000
 """Nucleotides of a part, as far as contigs are not longer."""
@@ -35,8 +35,8 @@ SEARCH_PART_NT = PASS_NT
 """Most of a part that is searched, of the nucleotides that are."""
 
 
-def score_letters(
-    job: LettersJob,
+def score_composition(
+    job: CompositionJob,
     *,
     workers: int | None = None,
     limits: RunLimits | None = None,
@@ -57,13 +57,13 @@ def score_letters(
     @cache  # processes that have scored everything ask for it, and so does what comes after them
     def search() -> Work | None:
         counts["scored"] = _join_parts(job, parts)
-        scores = map_scores(job.layout.letter_scores, "scores", len(index))
+        scores = map_scores(job.layout.composition_scores, "scores", len(index))
         is_searched = is_ambiguous(scores) & job.model.searches_proteins
         counts["searched"] = int(np.count_nonzero(is_searched))
         if not counts["searched"]:
             return None
         searched_nt = np.where(is_searched, np.minimum(lengths, SEARCHED_NT), 0)
-        refining = SearchJob(**vars(job))
+        refining = HomologyJob(**vars(job))
         num_workers = processes_for(int(searched_nt.sum()), refining.worker_nt, workers if elsewhere is None else 1)
         return Work(refining, searched_nt, search_parts(searched_nt, num_workers), advance)
 
@@ -72,17 +72,20 @@ def score_letters(
     compute(Work(job, lengths, parts, advance), load, then=search)
     if (found := search()) is not None:
         compute(found, load)
-        with durable.replacing(job.layout.letter_scores) as of_contigs:
+        with durable.replacing(job.layout.composition_scores) as of_contigs:
             for part in found.parts:
                 of_contigs.write(read_part(found.job, part))
-    durable.remove_tree(job.layout.letter_parts)
+    durable.remove_tree(job.layout.contig_parts)
     return counts
 
 
-def _join_parts(job: LettersJob, parts: Sequence[range]) -> int:
-    """Write the letters' scores of all contigs and windows into two files; return how many contigs have one."""
+def _join_parts(job: CompositionJob, parts: Sequence[range]) -> int:
+    """Write the composition scores of all contigs and windows into two files; return how many contigs have one."""
     scored, layout = 0, job.layout
-    with durable.replacing(layout.letter_scores) as of_contigs, durable.replacing(layout.letter_windows) as of_windows:
+    with (
+        durable.replacing(layout.composition_scores) as of_contigs,
+        durable.replacing(layout.composition_windows) as of_windows,
+    ):
         for part in parts:
             data = read_part(job, part)
             of_part = np.frombuffer(data[: 4 * len(part)], np.float32)
