@@ -2,8 +2,8 @@
 Likely genes of a contig, found without training, and features of them.
 
 A candidate is an open reading frame: from the first start codon after a stop to the next stop; where the run continues
-beyond the contig's end, or into unknown nucleotides, as far as it can be read. Candidates shorter than
-``SHORTEST_GENE`` codons are ignored. Of the others those are chosen whose total length, each less ``PRICE_NT``, is greatest, while
+beyond the contig's end, or into unknown bases, as far as it can be read. Candidates shorter than ``SHORTEST_GENE``
+codons are ignored. Of the others those are chosen whose total length, each less ``PRICE_NT``, is greatest, while
 neighbours share at most ``MAX_SHARED_NT``: in most stretches of viral and cellular genomes the longest open frame is
 the coding one. Density, strand, length and start of genes separate phages from their hosts over families without
 similar sequences (Roux et al. 2015, Camargo et al. 2023). Genes are read by genetic code 11, unless code 4 or 15 makes
