@@ -1,4 +1,4 @@
-"""Predictions with a cascade: what letters are sure of keeps their score, the others have that of their frames."""
+"""Predictions with a cascade: contigs with a confident composition score keep it, others have that of their frames."""
 
 from __future__ import annotations
 
@@ -29,25 +29,25 @@ def by_composition(config, cascade):
 
 
 @pytest.mark.parametrize("contig_model", [False, True])
-def test_embedded_contigs_are_scored_as_without_it_and_the_others_by_letters(tmp_path, contig_model):
+def test_embedded_contigs_are_scored_as_without_it_and_others_by_composition(tmp_path, contig_model):
     contigs = make_contigs(tmp_path / "in.fa", count=25)
     everything = hash_prediction(tmp_path, contig_model=contig_model)
     predict([tmp_path / "in.fa"], tmp_path / "off", everything)
     off = rows(tmp_path / "off")
     nothing = by_composition(everything, Cascade(2.0, 3.0))
     none = predict([tmp_path / "in.fa"], tmp_path / "none", nothing)
-    letters = {name: row["score"] for name, row in rows(tmp_path / "none").items()}
-    assert (none.counts["embedded"], none.counts["frames"]) == (sum(not score for score in letters.values()), 0)
-    low, high = np.quantile([float(score) for score in letters.values() if score], [0.3, 0.7])
+    composition = {name: row["score"] for name, row in rows(tmp_path / "none").items()}
+    assert (none.counts["embedded"], none.counts["frames"]) == (sum(not score for score in composition.values()), 0)
+    low, high = np.quantile([float(score) for score in composition.values() if score], [0.3, 0.7])
     between = by_composition(everything, Cascade(low, high))
     result = predict([tmp_path / "in.fa"], tmp_path / "between", between)
     found = rows(tmp_path / "between")
     assert list(found) == list(contigs)
-    is_embedded = {name: not score or low <= float(score) <= high for name, score in letters.items()}
+    is_embedded = {name: not score or low <= float(score) <= high for name, score in composition.items()}
     assert 3 < sum(is_embedded.values()) == result.counts["embedded"] < len(contigs) - 3
     for name, row in found.items():
         assert row["embedded"] == ("yes" if is_embedded[name] else "no")
-        expected = off[name] if is_embedded[name] else dict.fromkeys(OF_FRAMES, "") | {"score": letters[name]}
+        expected = off[name] if is_embedded[name] else dict.fromkeys(OF_FRAMES, "") | {"score": composition[name]}
         assert {column: row[column] for column in (*OF_FRAMES, "score")} == {
             column: expected[column] for column in (*OF_FRAMES, "score")
         }

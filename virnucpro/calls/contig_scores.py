@@ -146,10 +146,10 @@ def refine_scores(index: SequenceIndex, contigs: range, model: ContigModel, scor
     ambiguous = np.flatnonzero(is_ambiguous(scores))
     numbers = contigs.start + ambiguous
     window = NucleotideWindow(_nucleotides(index, numbers))
-    searched, first_letter = [], 0
+    searched, first_nt = [], 0
     for length_nt in index.lengths[index.in_input_order()[numbers]].tolist():
-        searched.append(encode(window.letters(first_letter, min(length_nt, SEARCHED_NT)).upper()))
-        first_letter += length_nt
+        searched.append(encode(window.read(first_nt, min(length_nt, SEARCHED_NT)).upper()))
+        first_nt += length_nt
     window.finish()
     refined = np.array(scores)
     refined[ambiguous] = model.homology.refined(scores[ambiguous], searched)
@@ -243,17 +243,17 @@ class _Contig:
         self._sums_W: DoubleArray = np.zeros(width)
         self._frames = 0
 
-    def read(self, segment: _Segment, letters: NucleotideWindow, first_letter: int) -> Iterator[_Row | None]:
+    def read(self, segment: _Segment, nucleotides: NucleotideWindow, first_nt: int) -> Iterator[_Row | None]:
         """
         Read the next segment, and yield the windows that end in it.
 
         Args:
-            first_letter: Offset of this contig's letters.
+            first_nt: Offset of this contig in them.
         """
         first, last = segment.first, segment.last
         seen = first - len(self._before.frames_C)
         origin = int(self._starts[seen])
-        codes = encode(letters.letters(first_letter + origin, int(self._ends[last - 1]) - origin).upper())
+        codes = encode(nucleotides.read(first_nt + origin, int(self._ends[last - 1]) - origin).upper())
         end = int(self._starts[last]) if last < self._chunks else segment.length_nt
         own = codes[int(self._starts[first]) - origin : end - origin]
         chunks = range(max(first - 1, 0), last if last == self._chunks else last - 1) if self._has_windows else ()
@@ -311,18 +311,18 @@ class _Scorer:
     ) -> None:
         """Score the contigs of *segments*, of which *nucleotides* are those that have chunks."""
         window = NucleotideWindow(nucleotides)
-        first_letter = 0
+        first_nt = 0
         for segment in segments:
             if stop is not None and stop.is_set():
                 raise StoppedError
             if segment.first == 0:
                 contig = _Contig(segment, self._chunk_nt, self._model.features, self._width)
             if segment.chunks:
-                for row in contig.read(segment, window, first_letter):
+                for row in contig.read(segment, window, first_nt):
                     self._of_windows.add(row)
             if segment.last == segment.chunks:
                 self._of_contigs.add(contig.row())
-                first_letter += segment.length_nt if segment.chunks else 0
+                first_nt += segment.length_nt if segment.chunks else 0
         window.finish()
         self._of_contigs.write()
         self._of_windows.write()

@@ -135,8 +135,8 @@ def write_fragments(
 
 def _write_contigs(index: SequenceIndex, positions: IntArray, chunk_nt: int, outputs: _Outputs) -> Iterator[OpenFrames]:
     window = NucleotideWindow(stream_nucleotides(index, positions))
-    for chunks, first_letter in _batches(index, positions, chunk_nt):
-        letters = window.letters(first_letter, int(chunks.ends[-1]))
+    for chunks, first_nt in _batches(index, positions, chunk_nt):
+        letters = window.read(first_nt, int(chunks.ends[-1]))
         found = open_frames(letters.upper(), chunks.starts, chunks.ends)
         outputs.open_frames.write(found.bits.tobytes())
         _write_frames(chunks, found, outputs)
@@ -158,10 +158,10 @@ def _batches(index: SequenceIndex, positions: IntArray, chunk_nt: int) -> Iterat
         numbers = chunks - (chunk_ends - counts)[contigs]
         starts, ends = bounds_of_chunks(lengths[contigs], numbers, chunk_nt)
         shifts = (letter_ends - lengths)[contigs]
-        first_letter = int(shifts[0] + starts[0])
-        shifts -= first_letter
+        first_nt = int(shifts[0] + starts[0])
+        shifts -= first_nt
         ids = index.sequence_ids(positions[contigs[0] : contigs[-1] + 1])
-        yield _Chunks(ids, contigs - contigs[0], numbers, starts + shifts, ends + shifts), first_letter
+        yield _Chunks(ids, contigs - contigs[0], numbers, starts + shifts, ends + shifts), first_nt
 
 
 def _write_frames(chunks: _Chunks, found: OpenFrames, outputs: _Outputs) -> None:

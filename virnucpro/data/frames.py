@@ -199,8 +199,8 @@ class NucleotideWindow:
         self._start = 0
         self._end = 0
 
-    def letters(self, start: int, count: int) -> bytes:
-        """Return *count* letters from letter *start* of the stream; earlier letters are gone after that."""
+    def read(self, start: int, count: int) -> bytes:
+        """Return *count* nucleotides from number *start* of the stream; earlier ones are gone after that."""
         while self._end < start + count:
             piece = next(self._pieces)
             self._held.append(piece)
