@@ -12,16 +12,18 @@ from typing import Annotated, Any
 from prefect import flow
 from prefect.client.schemas.objects import State
 from prefect.states import Completed
+from prefect.task_runners import ThreadPoolTaskRunner
 
+from flows.clusters.cluster_contigs import ContigsOnCluster
 from flows.clusters.hardware import cluster_here, computing_on, kept
-from flows.embed import embedding_flow
+from flows.embed import MAX_RANKS, embedding_flow
 from flows.run.api import run_here
 from flows.run.artifacts import publish_prediction
 from flows.run.form import RUN, OutputFolder, PathTexts, check_paths, form_of, settings_of_form, titled
 from flows.run.names import run_name
 from flows.run.outcome import ended
 from flows.run.telemetry import run_telemetry
-from flows.tasks import TaskStages, from_scratch
+from flows.tasks import TaskRanks, TaskStages, from_scratch
 from virnucpro.choices import ResultForm
 from virnucpro.config import RunLimits
 from virnucpro.data.index.build import check_readable
@@ -36,16 +38,23 @@ from virnucpro.telemetry.metrics.options import metrics_options
 
 TASKS = {
     "index": "index_contigs",
-    "composition": "score_contigs",
+    "aggregate_scores": "aggregate_scores",
+    "validate_scores": "validate_scores",
     "fragments": "cut_fragments",
     "classify": "classify_frames",
     "contigs": "call_contigs",
+    "aggregate_genes": "aggregate_genes",
     "report": "report",
 }
-"""Stage -> name of its task."""
+"""Stage -> name of its task; the ranks' are ``score_contigs`` and ``find_genes``."""
 
 
-@flow(name="predict", flow_run_name=run_name("predict into {output_dir}"), **RUN)
+@flow(
+    name="predict",
+    flow_run_name=run_name("predict into {output_dir}"),
+    task_runner=ThreadPoolTaskRunner(max_workers=MAX_RANKS),  # type: ignore[arg-type]
+    **RUN,
+)
 @form_of(PredictionSettings)
 def predict(
     input_files: Annotated[PathTexts, titled("Contigs or reads")], output_dir: OutputFolder, **fields: Any
@@ -110,6 +119,7 @@ def _predict(input_files: list[str], output_dir: str, settings: PredictionSettin
                 write_report=write_report,
                 workers=settings.hardware.workers or None,
                 limits=RunLimits.of(settings.limits),
+                executor=partial(TaskRanks, stages) if engine is None else partial(ContigsOnCluster, engine),
                 embed=embed,
                 elsewhere=None if engine is None else engine.map,
                 stage_runner=stages,

@@ -22,9 +22,8 @@ from prefect.states import Failed
 from flows.run.telemetry import log_level
 from virnucpro.config import RunLimits
 from virnucpro.errors import VirNucProError
-from virnucpro.pipeline.executor import GPU_WORKER, Executor
+from virnucpro.pipeline.executor import Executor, Work
 from virnucpro.pipeline.run.run_completion import Reasons
-from virnucpro.pipeline.run.run_preparation import PreparedRun
 from virnucpro.pipeline.run.run_result import RunResult
 from virnucpro.pipeline.run.stages import StageRunner
 from virnucpro.pipeline.work.rank_runner import run_rank
@@ -101,11 +100,11 @@ def _another_process_may_help(_task: Task[..., Any], _run: TaskRun, state: State
 
 def _rank_run_name() -> str:
     parameters = task_run.parameters
-    return f"embed_shard {parameters['rank']} on {parameters['run'].devices[parameters['rank']].label}"
+    work, rank = parameters["work"], parameters["rank"]
+    return f"{work.task} {rank} on {work.devices[rank].label}"
 
 
 @task(
-    name="embed_shard",
     task_run_name=_rank_run_name,
     cache_policy=NO_CACHE,
     persist_result=False,
@@ -113,17 +112,22 @@ def _rank_run_name() -> str:
     retry_jitter_factor=0.5,
     retry_condition_fn=_another_process_may_help,
 )
-def embed_shard(
-    run: PreparedRun, rank: int, recovery: Recovery, telemetry: EmbeddingTelemetry, stop: threading.Event
-) -> Rank:
+def compute_rank(
+    work: Work, rank: int, recovery: Recovery, telemetry: EmbeddingTelemetry, stop: threading.Event
+) -> Rank | State[Any]:
     """
     Start the rank's process, wait for it, and leave none behind; a retry starts a new one that resumes.
+
+    Work that is so little that it takes no process is done in this one, and its error is the state that is returned.
 
     The limit is for processes in a row that compute nothing. With the retries of the task used up, a process after one
     that computed something is started here.
     """
+    if work.is_small:
+        done: Rank | State[Any] = without_traceback(partial(_compute_here, work, recovery, stop))
+        return done
     while True:
-        outcome = _attempt(run, rank, recovery, stop)
+        outcome = _attempt(work, rank, recovery, stop)
         starts_again = recovery.another_attempt(outcome)
         _log_end(outcome, telemetry)
         if outcome.state == "complete":
@@ -133,7 +137,12 @@ def embed_shard(
         stop.wait(RETRY_DELAYS_S[-1])
 
 
-def _attempt(run: PreparedRun, rank: int, recovery: Recovery, stop: threading.Event) -> Rank:
+def _compute_here(work: Work, recovery: Recovery, stop: threading.Event) -> Rank:
+    work.compute_here(recovery, stop)
+    return recovery.ranks[0]
+
+
+def _attempt(work: Work, rank: int, recovery: Recovery, stop: threading.Event) -> Rank:
     """Run one process of a rank to its end."""
     logger = get_run_logger()
 
@@ -144,11 +153,11 @@ def _attempt(run: PreparedRun, rank: int, recovery: Recovery, stop: threading.Ev
 
     with recovery.turn(rank, stop):
         return run_rank(
-            GPU_WORKER,
-            recovery.worker_args(rank, run.worker_args, task=str(task_run.id)),
+            work.worker_fn,
+            recovery.worker_args(rank, work.worker_args, task=str(task_run.id)),
             rank=recovery.ranks[rank],
-            world_size=run.world_size,
-            device=run.devices[rank],
+            world_size=work.world_size,
+            device=work.devices[rank],
             limits=recovery.limits,
             stop=stop,
             on_message=on_message,
@@ -158,18 +167,20 @@ def _attempt(run: PreparedRun, rank: int, recovery: Recovery, stop: threading.Ev
 
 
 def _log_end(outcome: Rank, telemetry: EmbeddingTelemetry) -> None:
-    logger = get_run_logger()
+    logger, facts = get_run_logger(), telemetry.facts
     if outcome.state == "failed":
         logger.error("%s", telemetry.failure_of(outcome.rank))
     elif outcome.state != "complete":
         logger.warning("rank %s: %s", outcome.rank, outcome.reason)
     else:
         logger.info(
-            "rank %s: %s sequences computed, %s resumed, %.0f tokens/s",
+            "rank %s: %s %s computed, %s resumed, %.0f %s/s",
             outcome.rank,
             f"{outcome.sequences:,}",
+            facts.counts,
             f"{outcome.sequences_resumed:,}",
             outcome.tokens_per_second,
+            facts.measure,
         )
 
 
@@ -185,17 +196,18 @@ class TaskRanks(Executor):
         self._stages = stages
         self._recovery: Recovery | None = None
 
-    def embed(self, run: PreparedRun, limits: RunLimits, telemetry: EmbeddingTelemetry, stop: threading.Event) -> None:
+    def compute(self, work: Work, limits: RunLimits, telemetry: EmbeddingTelemetry, stop: threading.Event) -> None:
         """
-        Run one task a rank to its last attempt.
+        Run one task a rank to its last attempt; an error of work that takes no process is raised.
 
         When it is interrupted, no worker is left.
         """
-        self._recovery = recovery = run.recovery(limits, telemetry)
-        start = partial(embed_shard.with_options(retries=limits.attempts - 1).submit, wait_for=self._stages.before)
+        self._recovery = recovery = work.recovery(limits, telemetry)
+        rank_task = compute_rank.with_options(name=work.task, retries=limits.attempts - 1)
+        start = partial(rank_task.submit, wait_for=self._stages.before)
         futures: list[PrefectConcurrentFuture[Any]] = []
         try:
-            futures.extend(cast("Any", start(run, rank, recovery, telemetry, stop)) for rank in range(run.world_size))
+            futures.extend(cast("Any", start(work, rank, recovery, telemetry, stop)) for rank in range(work.world_size))
             _wait_for(futures)
         except BaseException:
             stop.set()
@@ -205,6 +217,8 @@ class TaskRanks(Executor):
         for future in futures:
             future.wait()  # else its state is that of the server, which may not know yet
         self._stages.did(*(future.state for future in futures))
+        if work.is_small:
+            futures[0].result()
 
     def outcomes(self) -> list[Rank]:
         """See ``Executor.outcomes``."""

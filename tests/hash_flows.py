@@ -14,8 +14,8 @@ from pathlib import Path
 from prefect.concurrency import _leases
 
 import flows.embed
-import flows.tasks
 from tests import fake_gpus, fakes
+from virnucpro.pipeline.run.run_preparation import PreparedRun
 
 VARIABLE = "HASH_CONTROL"
 RENEW_LEASE_S = "RENEW_LEASE_S"
@@ -35,6 +35,6 @@ if RENEW_LEASE_S in os.environ:
     _leases._RENEWAL_FRACTION = float(os.environ[RENEW_LEASE_S]) / 300
 if fake_gpus.VARIABLE in os.environ:
     fake_gpus.pretend(int(os.environ[fake_gpus.VARIABLE]))
-    flows.tasks.GPU_WORKER = fake_gpus.WORKER
+    PreparedRun.worker_fn = fake_gpus.WORKER
 
 embed = flows.embed.embed

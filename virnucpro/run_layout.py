@@ -70,6 +70,27 @@ class FolderLayout:
         """Spans of each process of a profiled run, until the timeline is made."""
         return self.work_dir / "spans"
 
+    @property
+    def log_dir(self) -> Path:
+        """One file of JSON lines for each worker."""
+        return self.output_dir / "logs"
+
+    @property
+    def worker_locks_dir(self) -> Path:
+        """One file for each worker process, locked while it lives."""
+        return self.work_dir / "workers"
+
+    def worker_locks(self) -> list[Path]:
+        """Return the existing lock files of workers."""
+        return [path for path in self.worker_locks_dir.glob("*.lock") if WORKER_LOCK_NAME.fullmatch(path.name)]
+
+    def worker_log(self, rank: int) -> Path:
+        return self.log_dir / f"worker_{rank}.log"
+
+    def worker_logs(self) -> list[Path]:
+        """Return the existing log files."""
+        return [path for path in self.log_dir.glob("worker_*.log") if LOG_NAME.fullmatch(path.name)]
+
     def saved_stdin(self, sha256: str) -> Path:
         """Standard input of this hex sha256, until the run is complete."""
         return self.unpacked_dir / f"{sha256}.stdin"
@@ -131,15 +152,6 @@ class RunLayout(FolderLayout):
         """Reserves disk space for the result and the closing files."""
         return self.work_dir / ".reserved"
 
-    @property
-    def worker_locks_dir(self) -> Path:
-        """One file for each worker process, locked while it lives."""
-        return self.work_dir / "workers"
-
-    def worker_locks(self) -> list[Path]:
-        """Return the existing lock files of workers."""
-        return [path for path in self.worker_locks_dir.glob("*.lock") if WORKER_LOCK_NAME.fullmatch(path.name)]
-
     def host_check(self, owner: str) -> Path:
         """Temporary file that proves that a host can write and rename here."""
         return self.output_dir / f".host_check.{owner}"
@@ -149,21 +161,9 @@ class RunLayout(FolderLayout):
         """What the hosts of a cluster need to write the shards of a result, and what they have written."""
         return self.work_dir / "rows"
 
-    @property
-    def log_dir(self) -> Path:
-        """One file of JSON lines for each worker."""
-        return self.output_dir / "logs"
-
     def shard(self, rank: int) -> Path:
         """Everything that *rank* finished."""
         return self.output_dir / f"shard_{rank}.h5"
-
-    def worker_log(self, rank: int) -> Path:
-        return self.log_dir / f"worker_{rank}.log"
-
-    def worker_logs(self) -> list[Path]:
-        """Return the existing log files."""
-        return [path for path in self.log_dir.glob("worker_*.log") if LOG_NAME.fullmatch(path.name)]
 
     def shards(self) -> list[Path]:
         """Return the existing shards, by rank."""

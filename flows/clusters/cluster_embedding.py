@@ -60,7 +60,9 @@ class OnCluster(Executor):
 
         return probe
 
-    def embed(self, run: PreparedRun, limits: RunLimits, telemetry: EmbeddingTelemetry, stop: threading.Event) -> None:
+    def compute(
+        self, work: PreparedRun, limits: RunLimits, telemetry: EmbeddingTelemetry, stop: threading.Event
+    ) -> None:
         """
         Embed what is left of the run; when it is interrupted, workers stop at their next batch.
 
@@ -69,8 +71,8 @@ class OnCluster(Executor):
             ClusterLostError: The cluster's scheduler is gone.
         """
         del stop  # in a flow, a run is interrupted by an error
-        plan = run.plan(run.open_index())
-        finished = find_finished_blocks(run.layout, plan).blocks
+        plan = work.plan(work.open_index())
+        finished = find_finished_blocks(work.layout, plan).blocks
         for message in durable_messages(finished, short={}):
             telemetry.on_message(0, message)
         telemetry.rank(0).apply({"kind": "found"})
@@ -78,7 +80,7 @@ class OnCluster(Executor):
         get_run_logger().info("%s of %s blocks are to be computed", f"{len(plan) - len(finished):,}", f"{len(plan):,}")
         if book.is_done:
             return
-        with self._engine.unit_workers(run, limits) as workers:
+        with self._engine.unit_workers(work, limits) as workers:
             try:
                 self._compute(book, workers, telemetry)
             except BaseException as error:

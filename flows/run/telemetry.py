@@ -141,13 +141,13 @@ def _figures(rank: RankSnapshot, embedding: EmbeddingSnapshot, *, now: float) ->
         figures = ["lost" if rank.state is RankState.LOST and embedding.is_over else state]
     else:
         left = [] if rank.seconds_left is None else [f"{wording.about(rank.seconds_left)} left"]
-        figures = [*left, f"{rank.tokens_per_second:,.0f} tokens/s"]
+        figures = [*left, f"{rank.tokens_per_second:,.0f} {embedding.measure}/s"]
     where = [wording.rank_place(rank), printable(embedding.model)]
-    return " · ".join([*figures, *where, f"{rank.sequences:,} sequences"])
+    return " · ".join([*figures, *where, f"{wording.computed(rank, embedding):,} {embedding.counts}"])
 
 
 class LoggedTenths:
-    """A view that logs a line for every tenth of an embedding, and of contigs that are scored."""
+    """A view that logs a line for every tenth of what ranks compute."""
 
     def __init__(self) -> None:
         self._logger = get_run_logger()
@@ -155,12 +155,10 @@ class LoggedTenths:
 
     def update(self, snapshot: RunSnapshot) -> None:
         """Log how far the work is that began last."""
-        embedding, stage = snapshot.embedding, snapshot.stage
+        embedding = snapshot.embedding
         if embedding is not None and not embedding.is_over:
             text = f"{printable(embedding.model)}: {wording.progress_of(embedding)}"
             self._log(len(snapshot.embeddings), embedding.progress, text)
-        elif stage is not None and (progress := stage.progress) is not None and progress.total:
-            self._log(progress.what, progress.done / progress.total, wording.contigs_done(stage))
 
     def _log(self, work: object, share: float, text: str) -> None:
         if self._tenths.setdefault(work, Tenths()).due(share):

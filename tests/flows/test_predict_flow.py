@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 import signal
 import threading
@@ -22,9 +23,10 @@ from tests.predictions import real_classifier, tables
 from tests.strategies import write_fasta
 from virnucpro.allowed_roots import DATA_ROOTS
 from virnucpro.errors import BadInputError, ClassifierMismatchError
-from virnucpro.pipeline.prediction import composition, part_jobs, part_work
+from virnucpro.pipeline.prediction.composition import Composition
 from virnucpro.pipeline.run.verification import verify_run
 from virnucpro.report.prediction.artifacts import markdown_text
+from virnucpro.run_layout import PredictionLayout
 
 
 @pytest.fixture(scope="module", autouse=True)
@@ -82,19 +84,15 @@ def test_the_flow_gives_the_tables_that_the_library_gives(tmp_path, contigs):
 @pytest.mark.slow
 @pytest.mark.parametrize("workers", [1, 2])
 def test_contigs_are_scored_by_as_many_processes_as_the_form_says(tmp_path, contigs, workers, monkeypatch):
-    monkeypatch.setattr(part_jobs.CompositionJob, "worker_nt", 1)
-    monkeypatch.setattr(composition, "PART_NT", 1)
-    began, in_processes = [], part_work.compute_in_processes
-
-    def noted(work, then, num_workers, *more):
-        began.append(num_workers)
-        in_processes(work, then, num_workers, *more)
-
-    monkeypatch.setattr(part_work, "compute_in_processes", noted)
+    for name in ("worker_nt", "unit_nt"):
+        monkeypatch.setitem(Composition.__init__.__kwdefaults__, name, 1)
     hardware = {"devices": "cpu", "workers": workers}
     state = predict([str(contigs)], str(tmp_path / "out"), hardware=hardware, return_state=True)
     assert state.is_completed(), state.message
-    assert began == ([] if workers == 1 else [2])
+    logs = PredictionLayout(tmp_path / "out").worker_logs()
+    assert len(logs) == workers
+    tasks = {json.loads(line)["task"] for log in logs for line in log.read_text().splitlines()}
+    assert len(tasks) == workers
     assert verify_run(tmp_path / "out").problems == []
 
 

@@ -1,4 +1,4 @@
-"""Composition scores: the same bytes by any number of processes, after a kill, a damaged part, and a lost process."""
+"""Composition scores: the same bytes by any number of processes, after a kill, a damaged file, and a lost process."""
 
 from __future__ import annotations
 
@@ -17,6 +17,7 @@ import numpy as np
 import pytest
 from threadpoolctl import threadpool_info, threadpool_limits
 
+from tests.contig_runs import compute
 from tests.strategies import write_fasta
 from virnucpro import durable
 from virnucpro.calls.viral_regions import LONG_CONTIG_NT
@@ -28,13 +29,15 @@ from virnucpro.errors import ExitCode, OutputError, StoppedError, WorkersFailedE
 from virnucpro.models.classifier_files.card import locate_classifier, read_card
 from virnucpro.models.contigs.contig_model import CompositionModel
 from virnucpro.models.contigs.homology import is_ambiguous
-from virnucpro.pipeline.prediction import composition, part_jobs, part_processes, part_work
-from virnucpro.pipeline.prediction.composition import score_composition
-from virnucpro.pipeline.prediction.part_jobs import CompositionJob, compute_part
-from virnucpro.pipeline.prediction.part_work import parts_of
+from virnucpro.pipeline.prediction import composition, contig_run, contig_work
+from virnucpro.pipeline.prediction.composition import Composition, Homology
+from virnucpro.pipeline.prediction.contig_work import ContigUnits, divided, units_of
+from virnucpro.pipeline.prediction.contig_worker import contig_worker
 from virnucpro.run_layout import PredictionLayout
+from virnucpro.telemetry.run_telemetry import RunTelemetry
 
 CHUNK_NT = 500
+UNIT_NT = 250_000
 
 
 @pytest.fixture(scope="module")
@@ -44,11 +47,18 @@ def model():
 
 
 @pytest.fixture
-def job(tmp_path, model, monkeypatch):
-    monkeypatch.setattr(composition, "PART_NT", 4_000)
-    monkeypatch.setattr(composition, "SEARCH_PART_NT", 12_000)
-    monkeypatch.setattr(CompositionJob, "worker_nt", 10_000)
-    monkeypatch.setattr(part_jobs.HomologyJob, "worker_nt", 5_000)
+def job(tmp_path, model):
+    return the_job(tmp_path, model)
+
+
+@pytest.fixture(scope="module")
+def expected(tmp_path_factory, model):
+    """Counts and bytes, computed in this process."""
+    with pytest.MonkeyPatch.context() as patch:
+        return here(the_job(tmp_path_factory.mktemp("expected"), model), patch)
+
+
+def the_job(tmp_path, model):
     chooser = random.Random(3)
     contigs = [(f"k{n}", "".join(chooser.choices("ACGT", k=chooser.randint(1, 3_000)))) for n in range(20)]
     contigs[7] = ("unknown", "N" * 700)
@@ -62,32 +72,60 @@ def job_in(folder, files, model):
     layout.work_dir.mkdir(parents=True)
     rules = InputRules(sequence_kind="DNA", allow_empty=True)
     SequenceIndex.ensure(files, layout.contig_index, unpack_dir=layout.unpacked_dir, rules=rules)
-    return CompositionJob(layout=layout, model=model, chunk_nt=CHUNK_NT, min_nt=100, fingerprint="f1" * 32)
+    settings = {"model": model, "chunk_nt": CHUNK_NT, "min_nt": 100, "fingerprint": "f1" * 32}
+    return Composition(layout=layout, **settings, unit_nt=4_000, worker_nt=10_000)
+
+
+def homology(job, **changes):
+    return Homology(**{**vars(job), "unit_nt": 40_000, "worker_nt": 5_000, **changes})
+
+
+def worker(name):
+    return f"{__name__}:{name}"
+
+
+def done(job, **arguments):
+    return compute([job, homology(job)], **arguments)
 
 
 def scores(job, **arguments):
-    counts = score_composition(job, **arguments)
-    assert not job.layout.contig_parts.exists()
+    counts = done(job, **arguments).counts
+    durable.remove_tree(job.layout.contig_parts)
     return counts, *(path.read_bytes() for path in (job.layout.composition_scores, job.layout.composition_windows))
 
 
-def test_every_contig_is_in_one_part_and_parts_are_of_like_size(monkeypatch):
+def here(job, monkeypatch):
+    """Have everything computed in this process."""
+    monkeypatch.setattr(contig_run, "HERE", 1 << 40)
+    return scores(job)
+
+
+def test_every_contig_is_in_one_unit_and_units_are_of_like_size(monkeypatch):
     chooser = np.random.default_rng(1)
     lengths = chooser.integers(1, 50_000, 3_000)
-    parts = parts_of(lengths, composition.PART_NT)
-    assert [contig for part in parts for contig in part] == list(range(len(lengths)))
-    sizes = [int(lengths[part.start : part.stop].sum()) for part in parts]
-    assert max(sizes) <= composition.PART_NT
-    assert min(sizes[:-1]) > composition.PART_NT - 50_000
-    assert [len(part) for part in parts_of(np.array([9_000_000, 5, 5]), composition.PART_NT)] == [1, 2]
-    assert max(map(len, parts_of(np.ones(10_000), composition.PART_NT))) == part_work.PART_CONTIGS
-    monkeypatch.setattr(part_work, "MOST_PARTS", 10)
-    assert len(parts_of(lengths, composition.PART_NT)) <= 11
-    assert parts_of(np.empty(0, dtype=np.int64), composition.PART_NT) == []
+    units = units_of(lengths, UNIT_NT)
+    assert [contig for unit in units for contig in unit] == list(range(len(lengths)))
+    sizes = [int(lengths[unit.start : unit.stop].sum()) for unit in units]
+    assert max(sizes) <= UNIT_NT
+    assert min(sizes[:-1]) > UNIT_NT - 50_000
+    assert [len(unit) for unit in units_of(np.array([9_000_000, 5, 5]), UNIT_NT)] == [1, 2]
+    assert max(map(len, units_of(np.ones(10_000), UNIT_NT))) == contig_work.UNIT_CONTIGS
+    monkeypatch.setattr(contig_work, "MOST_UNITS", 10)
+    assert len(units_of(lengths, UNIT_NT)) <= 11
+    assert units_of(np.empty(0, dtype=np.int64), UNIT_NT) == []
 
 
-def test_any_number_of_processes_gives_the_same_bytes(job):
-    counts, contigs, windows = scores(job, workers=1)
+@pytest.mark.parametrize("number", [1, 2, 15, 16, 17, 4096])
+def test_a_unit_is_divided_into_parts_of_like_size_until_a_contig_is_alone(number):
+    contigs = range(7, 7 + number)
+    parts = divided(contigs, 16)
+    assert [contig for part in parts for contig in part] == list(contigs)
+    assert len(parts) == min(number, 16)
+    assert max(map(len, parts)) - min(map(len, parts)) <= 1
+
+
+def test_any_number_of_processes_gives_the_same_bytes(job, expected):
+    counts, contigs, windows = dict(expected[0]), *expected[1:]
     of_contigs = np.frombuffer(contigs, np.float32)
     index = SequenceIndex.open(job.layout.contig_index)
     order = index.in_input_order()
@@ -99,19 +137,13 @@ def test_any_number_of_processes_gives_the_same_bytes(job):
     assert counts == {"contigs": 20, "scored": int((~np.isnan(of_contigs)).sum())}
     assert counts["scored"] == 19 - too_short.sum() > 15
     assert len(windows) == 4 * chunks_per_contig(np.array([2 * LONG_CONTIG_NT]), CHUNK_NT)[0]
-    assert scores(job, workers=2)[1:] == (contigs, windows)
-    assert scores(job)[1:] == (contigs, windows)
+    for workers in (1, 2, None):
+        assert scores(job, workers=workers) == expected
 
 
-@pytest.fixture
-def first_bytes(job):
-    """What the job gives without a search: the composition scores."""
+def test_ambiguous_scores_are_refined_and_no_others(job, expected, monkeypatch):
     plain = replace(job, model=replace(job.model, searches_proteins=False))
-    return scores(plain, workers=1)[1]
-
-
-def test_ambiguous_scores_are_refined_and_no_others(job, first_bytes):
-    before, (counts, contigs, _) = np.frombuffer(first_bytes, np.float32), scores(job, workers=2)
+    before, (counts, contigs, _) = np.frombuffer(here(plain, monkeypatch)[1], np.float32), expected
     after = np.frombuffer(contigs, np.float32)
     ambiguous = is_ambiguous(before)
     assert ambiguous.sum() == counts["searched"] > 5
@@ -122,64 +154,62 @@ def test_ambiguous_scores_are_refined_and_no_others(job, first_bytes):
 
 @pytest.mark.parametrize(
     ("searched_mb", "workers", "number"),
-    [(50, 16, 32), (5, 16, 16), (5, 2, 4), (500, 16, 256), (100, 1, 50), (0.4, 1, 1), (2, 3, 3)],
+    [(50, 16, 32), (5, 16, 16), (5, 2, 4), (500, 16, 256), (100, 1, 50), (0.4, 1, 1), (2, 3, 3), (0.4, 16, 1)],
 )
-def test_each_process_has_as_many_parts_to_search_and_all_are_as_large(searched_mb, workers, number):
+def test_each_process_has_as_many_units_to_search_and_all_are_as_large(searched_mb, workers, number, model, tmp_path):
     lengths = np.resize([20_000, 0, 300, 5_000, 0, 1_500], int(searched_mb * 1e6) // 26_800 * 6)
-    parts = composition.search_parts(lengths, workers)
-    assert [one.start for one in parts] == [0, *(one.stop for one in parts[:-1])]
-    assert parts[-1].stop == len(lengths)
-    assert len(parts) == number
-    sizes = [lengths[one.start : one.stop].sum() for one in parts]
+    work = Homology(layout=PredictionLayout(tmp_path), model=model, chunk_nt=500, min_nt=0, fingerprint="")
+    units = work.units(lengths, workers)
+    assert [one.start for one in units] == [0, *(one.stop for one in units[:-1])]
+    assert units[-1].stop == len(lengths)
+    assert len(units) == number
+    sizes = [lengths[one.start : one.stop].sum() for one in units]
     assert max(sizes) - min(sizes) <= 2 * 20_000
 
 
-def test_a_contig_that_is_longer_than_a_part_is_one(monkeypatch):
-    monkeypatch.setattr(composition, "SEARCH_PART_NT", 1_000)
-    parts = composition.search_parts(np.array([0, 5_000, 0, 0, 100]), 1)
-    assert [one.stop for one in parts] == sorted({one.stop for one in parts})
-    assert parts[0].start == 0
-    assert parts[-1].stop == 5
+def test_a_contig_that_is_longer_than_a_unit_is_one(job):
+    units = homology(job, unit_nt=1_000).units(np.array([0, 5_000, 0, 0, 100]), 1)
+    assert [one.stop for one in units] == sorted({one.stop for one in units})
+    assert units[0].start == 0
+    assert units[-1].stop == 5
 
 
-def test_a_start_after_a_kill_in_the_search_gives_the_same(job, monkeypatch):
-    _, *expected = scores(job, workers=1)
-    refine, calls = part_jobs.refine_scores, []
+def test_a_start_after_a_kill_in_the_search_gives_the_same(job, expected, monkeypatch):
+    monkeypatch.setattr(contig_run, "HERE", 1 << 40)
+    refine, calls = composition.refine_scores, []
 
-    def killed(index, part, model, found):
-        calls.append(part)
+    def killed(index, unit, model, found):
+        calls.append(unit)
         if len(calls) == 2:
             raise KeyboardInterrupt
-        return refine(index, part, model, found)
+        return refine(index, unit, model, found)
 
-    monkeypatch.setattr(part_jobs, "refine_scores", killed)
+    monkeypatch.setattr(composition, "refine_scores", killed)
     with pytest.raises(KeyboardInterrupt):
-        score_composition(job, workers=1)
+        done(job)
     assert len(list(job.layout.contig_parts.glob("*.homology.*"))) == 1
-    assert scores(job, workers=1)[1:] == tuple(expected)
-    assert len(calls) == len(set(calls)) + 1, "the part that was whole is not searched again"
+    assert here(job, monkeypatch) == expected
+    assert len(calls) == len(set(calls)) + 1, "the unit that was whole is not searched again"
 
 
-def test_parts_of_another_division_of_the_search_are_not_taken(job, monkeypatch):
-    _, *expected = scores(job, workers=1)
-    refine, late = part_jobs.refine_scores, part_jobs.HomologyJob(**vars(job))
+def test_files_of_another_division_of_the_search_are_not_taken(job, expected, monkeypatch):
+    refine, late = composition.refine_scores, homology(job)
 
-    def refined(index, part, model, found):
+    def refined(index, unit, model, found):
         durable.write_bytes(late.path_of(range(20)), b"4" * 80, seal=True)  # by a worker of a start that was killed
-        return refine(index, part, model, found)
+        return refine(index, unit, model, found)
 
-    monkeypatch.setattr(part_jobs, "refine_scores", refined)
-    assert scores(job, workers=1)[1:] == tuple(expected)
+    monkeypatch.setattr(composition, "refine_scores", refined)
+    assert here(job, monkeypatch) == expected
 
 
-def test_what_is_there_is_not_computed_again_unless_it_is_damaged(job, monkeypatch):
-    _, *expected = scores(job, workers=1)
+def test_what_is_there_is_not_computed_again_unless_it_is_damaged(job, expected, monkeypatch):
     job.layout.contig_parts.mkdir()
-    index = SequenceIndex.open(job.layout.contig_index)
-    parts = parts_of(index.lengths[index.in_input_order()], composition.PART_NT)
+    units = ContigUnits([job], 1)
+    parts = units.of(job)
     assert len(parts) > 4
     for part in parts[:4]:
-        compute_part(job, index, part, job.load())
+        job.write(units.index, part, job.load())
     damaged = bytearray(job.path_of(parts[1]).read_bytes())
     damaged[2] ^= 1
     job.path_of(parts[1]).write_bytes(damaged)
@@ -187,14 +217,14 @@ def test_what_is_there_is_not_computed_again_unless_it_is_damaged(job, monkeypat
     durable.write_bytes(job.path_of(parts[3]), b"other scores", seal=True)  # of other contigs
     other = job.path_of(parts[0]).with_name("0123456789abcdef.0.f32")  # of other settings
     other.write_bytes(b"x")
-    computed, compute = [], part_jobs.score_by_composition
+    computed, score = [], composition.score_by_composition
 
     def noted(index, part, *args, **settings):
         computed.append(part)
-        return compute(index, part, *args, **settings)
+        return score(index, part, *args, **settings)
 
-    monkeypatch.setattr(part_jobs, "score_by_composition", noted)
-    assert scores(job, workers=1)[1:] == tuple(expected)
+    monkeypatch.setattr(composition, "score_by_composition", noted)
+    assert here(job, monkeypatch) == expected
     assert sorted(computed, key=parts.index) == [*parts[1:4], *parts[4:]]
 
 
@@ -210,17 +240,18 @@ def test_a_process_computes_with_one_thread_and_leaves_others_what_they_had(job,
         return b"", b""
 
     seen: list[int] = []
-    monkeypatch.setattr(part_jobs, "score_by_composition", noted)
+    monkeypatch.setattr(composition, "score_by_composition", noted)
     with threadpool_limits(3, user_api="blas"):
         with suppress(KeyboardInterrupt):
-            compute_part(job, job.open_index(), range(2), None)
+            job.write(job.open_index(), range(2), None)
         assert set(threads()) == {3}
     assert set(seen) == {1}
 
 
 def test_a_process_that_scores_starts_without_what_it_does_not_use():
-    code = "import sys, virnucpro.pipeline.work.worker_process, virnucpro.pipeline.prediction.part_jobs; "
-    code += "print({'torch', 'prefect', 'rich', 'structlog', 'pydantic', 'asyncio', 'urllib.request'} & {*sys.modules})"
+    code = "import sys, virnucpro.pipeline.work.worker_process, virnucpro.pipeline.prediction.contig_worker, "
+    code += "virnucpro.pipeline.prediction.composition, virnucpro.pipeline.prediction.genes; "
+    code += "print({'torch', 'prefect', 'pydantic', 'prometheus_client', 'urllib.request'} & {*sys.modules})"
     loaded = subprocess.run([sys.executable, "-c", code], check=True, capture_output=True, text=True, timeout=60)
     assert loaded.stdout == "set()\n"
 
@@ -234,90 +265,137 @@ def test_an_input_without_contigs_has_empty_files(tmp_path, model):
     )
 
 
-def worker_that_dies(rank, world_size, results_queue, job):
-    """The first process dies with the part that it was given."""
-    if rank == 0:
-        next(part_jobs._handed_out(results_queue))
-        os.kill(os.getpid(), signal.SIGKILL)
-    part_jobs.part_worker(rank, world_size, results_queue, job)
+def worker_that_dies(rank, world_size, results_queue, works, *more):
+    """The first process dies with the unit that it was given."""
+    if rank == 0 and more[-1].attempt == 1:
+        composition.score_by_composition = lambda *_, **__: os.kill(os.getpid(), signal.SIGKILL)
+    contig_worker(rank, world_size, results_queue, works, *more)
 
 
-def worker_that_notes_its_parts(rank, world_size, results_queue, job):
-    """Every part takes so long that each process has one."""
-    compute = part_jobs.score_by_composition
+def worker_that_notes_its_units(rank, world_size, results_queue, works, *more):
+    """Every unit takes so long that each process has one."""
+    score, folder = composition.score_by_composition, works[0].layout.output_dir
 
-    def noted(index, part, *args, **settings):
+    def noted(index, unit, *args, **settings):
         time.sleep(0.2)
-        (job.layout.output_dir / f"scored.{part.start}.{os.getpid()}").touch()
-        return compute(index, part, *args, **settings)
+        (folder / f"scored.{unit.start}.{os.getpid()}").touch()
+        return score(index, unit, *args, **settings)
 
-    part_jobs.score_by_composition = noted
-    part_jobs.part_worker(rank, world_size, results_queue, job)
-
-
-def worker_that_notes_itself(rank, world_size, results_queue, job):
-    (job.layout.output_dir / f"process.{os.getpid()}").touch()
-    part_jobs.part_worker(rank, world_size, results_queue, job)
+    composition.score_by_composition = noted
+    contig_worker(rank, world_size, results_queue, works, *more)
 
 
-def worker_that_dies_in_the_search(rank, world_size, results_queue, job):
-    """The first process dies with the first part that it is to search."""
-    if rank == 0:
-        part_jobs.refine_scores = lambda *_: os.kill(os.getpid(), signal.SIGKILL)
-    part_jobs.part_worker(rank, world_size, results_queue, job)
+def worker_that_notes_itself(rank, world_size, results_queue, works, *more):
+    (works[0].layout.output_dir / f"process.{os.getpid()}").touch()
+    contig_worker(rank, world_size, results_queue, works, *more)
 
 
-def worker_that_cannot_write(rank, world_size, results_queue, job):
-    raise OutputError(job.layout.contig_parts, os.strerror(errno.ENOSPC))
+def worker_that_dies_in_the_search(rank, world_size, results_queue, works, *more):
+    """The first process dies with the first unit that it is to search."""
+    if rank == 0 and more[-1].attempt == 1:
+        composition.refine_scores = lambda *_: os.kill(os.getpid(), signal.SIGKILL)
+    contig_worker(rank, world_size, results_queue, works, *more)
 
 
-def worker_that_fails(rank, world_size, results_queue, job):
+def worker_that_cannot_write(rank, world_size, results_queue, works, *more):
+    raise OutputError(works[0].layout.contig_parts, os.strerror(errno.ENOSPC))
+
+
+def worker_that_fails(rank, world_size, results_queue, works, *more):
     raise RuntimeError("no luck")
 
 
-def test_a_process_that_dies_costs_time_only(job, monkeypatch):
-    _, *expected = scores(job, workers=1)
-    monkeypatch.setattr(part_processes, "WORKER", f"{__name__}:worker_that_dies")
-    assert scores(job, workers=2, limits=RunLimits(attempts=1))[1:] == tuple(expected)
+@pytest.mark.parametrize("name", ["worker_that_dies", "worker_that_dies_in_the_search"])
+@pytest.mark.parametrize("attempts", [1, 3])
+def test_a_process_that_dies_costs_time_only(job, expected, name, attempts):
+    run = done(job, workers=2, worker_fn=worker(name), limits=RunLimits(attempts=attempts))
+    assert (job.layout.composition_scores.read_bytes(), job.layout.composition_windows.read_bytes()) == expected[1:]
+    assert run.quarantined == {}
 
 
-def test_a_process_that_dies_in_the_search_costs_time_only(job, monkeypatch):
-    _, *expected = scores(job, workers=1)
-    monkeypatch.setattr(part_processes, "WORKER", f"{__name__}:worker_that_dies_in_the_search")
-    assert scores(job, workers=2, limits=RunLimits(attempts=1))[1:] == tuple(expected)
+POISON = 4
+"""Number of the contig that ends processes."""
 
 
-def test_the_processes_that_score_also_search(job, monkeypatch):
-    seen = []
-    monkeypatch.setattr(part_processes, "WORKER", f"{__name__}:worker_that_notes_itself")
-    counts, *_ = scores(job, workers=2, advance=lambda *progress: seen.append(progress))
+def worker_with_poison(rank, world_size, results_queue, works, *more):
+    """Die wherever the contig is scored."""
+    score = composition.score_by_composition
+
+    def poisoned(index, contigs, *args, **settings):
+        if POISON in contigs:
+            os.kill(os.getpid(), signal.SIGKILL)
+        return score(index, contigs, *args, **settings)
+
+    composition.score_by_composition = poisoned
+    contig_worker(rank, world_size, results_queue, works, *more)
+
+
+def worker_with_poison_in_the_search(rank, world_size, results_queue, works, *more):
+    refine = composition.refine_scores
+
+    def poisoned(index, contigs, model, found):
+        if POISON in contigs:
+            os.kill(os.getpid(), signal.SIGKILL)
+        return refine(index, contigs, model, found)
+
+    composition.refine_scores = poisoned
+    contig_worker(rank, world_size, results_queue, works, *more)
+
+
+@pytest.mark.parametrize(
+    ("name", "workers", "unit_nt"),
+    [
+        ("worker_with_poison", 2, 4_000),
+        ("worker_with_poison", 1, 40_000),
+        pytest.param("worker_with_poison_in_the_search", 1, 4_000, marks=pytest.mark.slow),
+    ],
+)
+def test_a_contig_that_ends_processes_costs_its_own_score(job, expected, monkeypatch, name, workers, unit_nt):
+    job = replace(job, unit_nt=unit_nt)
+    _, contigs, windows = expected
+    if "search" not in name:
+        job = replace(job, model=replace(job.model, searches_proteins=False))
+        with monkeypatch.context() as patch:
+            _, contigs, windows = here(job, patch)
+    run = done(job, workers=workers, worker_fn=worker(name))
+    assert list(run.quarantined) == [POISON]
+    failure, attempts = run.quarantined[POISON]
+    assert (failure, attempts >= (2 if unit_nt == 4_000 else 4)) == ("died", True)
+    found, wanted = (
+        np.array(np.frombuffer(data, np.float32)) for data in (job.layout.composition_scores.read_bytes(), contigs)
+    )
+    assert np.isnan(found[POISON])
+    assert not np.isnan(wanted[POISON])
+    wanted[POISON] = np.nan
+    np.testing.assert_array_equal(found, wanted)
+    assert job.layout.composition_windows.read_bytes() == windows
+    assert (run.counts["scored"], run.counts["contigs"]) == (int((~np.isnan(found)).sum()) + ("search" in name), 20)
+    monkeypatch.setattr(contig_run, "HERE", 1 << 40)
+    again = done(job)
+    assert job.layout.composition_scores.read_bytes() == contigs, "the next start tries it again"
+    assert again.quarantined == {}
+
+
+def test_the_processes_that_score_also_search(job):
+    counts, *_ = scores(job, workers=2, worker_fn=worker("worker_that_notes_itself"))
     assert counts["searched"] > 5
-    assert seen[-1] == (counts["searched"], counts["searched"], "compared with known proteins")
     assert len(list(job.layout.output_dir.glob("process.*"))) == 2
 
 
-@pytest.mark.parametrize("step", ["_join_parts", "_is_there"])
-def test_what_goes_wrong_between_scoring_and_searching_is_said(job, monkeypatch, step):
-    where = composition if step == "_join_parts" else part_work
-    do = getattr(where, step)
-
-    def refuse(job, parts, *more):
-        if step == "_is_there" and not job.searches:
-            return do(job, parts, *more)
+@pytest.mark.parametrize("kind", [Composition, Homology])
+def test_what_goes_wrong_when_scores_are_joined_is_said(job, monkeypatch, kind):
+    def refuse(*_):
         raise OutputError(job.layout.composition_scores, os.strerror(errno.ENOSPC))
 
-    monkeypatch.setattr(where, step, refuse)
+    monkeypatch.setattr(kind, "join", refuse)
     with pytest.raises(OutputError, match="free some space"):
         scores(job, workers=2)
 
 
-def test_no_part_is_computed_by_two_processes(job, monkeypatch):
-    monkeypatch.setattr(part_processes, "WORKER", f"{__name__}:worker_that_notes_its_parts")
-    scores(job, workers=3)
-    index = SequenceIndex.open(job.layout.contig_index)
-    parts = parts_of(index.lengths[index.in_input_order()], composition.PART_NT)
+def test_no_unit_is_computed_by_two_processes(job):
+    scores(job, workers=3, worker_fn=worker("worker_that_notes_its_units"))
     noted = [path.name.split(".")[1:] for path in job.layout.output_dir.glob("scored.*")]
-    assert sorted(int(start) for start, _ in noted) == [part.start for part in parts]
+    assert sorted(int(start) for start, _ in noted) == [unit.start for unit in ContigUnits([job], 3).of(job)]
     assert len({pid for _, pid in noted}) == 3
 
 
@@ -325,81 +403,84 @@ def test_no_part_is_computed_by_two_processes(job, monkeypatch):
     ("cores", "memory_mb", "asked", "number"), [(3, 64_000, None, 3), (16, 1_300, None, 2), (16, 1_300, 3, 3)]
 )
 def test_there_is_a_process_a_core_as_far_as_memory_allows(job, monkeypatch, cores, memory_mb, asked, number):
-    class Began(Exception):  # noqa: N818  no error
-        pass
-
-    def begin(_work, _then, num_workers, *_):
-        raise Began(num_workers)
-
-    monkeypatch.setattr(part_work, "usable_cores", lambda: cores)
-    monkeypatch.setattr(part_work, "free_memory_bytes", lambda: memory_mb * 1_000_000)
-    monkeypatch.setattr(part_work, "compute_in_processes", begin)
-    with pytest.raises(Began, match=f"^{number}$"):
-        score_composition(job, workers=asked)
+    monkeypatch.setattr(contig_run, "usable_cores", lambda: cores)
+    monkeypatch.setattr(contig_run, "free_memory_bytes", lambda: memory_mb * 1_000_000)
+    run = contig_run.ContigRun(run_id="r1", works=(job,), task="t", workers=asked, log_level="INFO")
+    assert (run.world_size, run.is_small) == (number, False)
 
 
-def test_one_part_takes_one_process(tmp_path, model, monkeypatch):
-    monkeypatch.setattr(CompositionJob, "worker_nt", 1_000)
-    monkeypatch.setattr(part_work, "compute_in_processes", None)
+def test_one_unit_takes_one_process_and_little_work_none(tmp_path, model):
     contig = "".join(random.Random(4).choices("ACGT", k=9_000))
-    counts, *_ = scores(job_in(tmp_path / "out", [write_fasta(tmp_path / "in.fa", [("k", contig)])], model), workers=4)
+    job = job_in(tmp_path / "out", [write_fasta(tmp_path / "in.fa", [("k", contig)])], model)
+    made = {"run_id": "r1", "task": "t", "workers": 4, "log_level": "INFO"}
+    large = contig_run.ContigRun(**made, works=(replace(job, worker_nt=1_000),))
+    assert (large.world_size, large.is_small) == (1, False)
+    assert contig_run.ContigRun(**made, works=(job,)).is_small
+    counts, *_ = scores(job, worker_fn="nowhere:nothing")
     assert counts["contigs"] == counts["scored"] == 1
 
 
-def test_a_full_disk_ends_it_as_such(job, monkeypatch):
-    monkeypatch.setattr(part_processes, "WORKER", f"{__name__}:worker_that_cannot_write")
+def test_a_full_disk_ends_it_as_such(job):
     with pytest.raises(OutputError, match="free some space"):
-        scores(job, workers=2, limits=RunLimits(attempts=1))
+        scores(job, workers=2, worker_fn=worker("worker_that_cannot_write"), limits=RunLimits(attempts=1))
 
 
-@pytest.mark.parametrize("workers", [1, 2])
-def test_a_file_in_place_of_their_folder_is_refused(job, workers):
+@pytest.mark.parametrize("is_here", [False, True])
+def test_a_file_in_place_of_their_folder_is_refused(job, monkeypatch, is_here):
     job.layout.contig_parts.touch()
     with pytest.raises(OutputError):
-        score_composition(job, workers=workers, limits=RunLimits(attempts=1))
+        here(job, monkeypatch) if is_here else scores(job, workers=2, limits=RunLimits(attempts=1))
 
 
-def test_where_every_process_fails_the_error_says_why_and_what_is_missing(job, monkeypatch):
-    monkeypatch.setattr(part_processes, "WORKER", f"{__name__}:worker_that_fails")
+def test_where_every_process_fails_the_error_says_why_and_what_is_missing(job):
     with pytest.raises(WorkersFailedError, match="20 of 20 sequences missing") as caught:
-        scores(job, workers=2, limits=RunLimits(attempts=1))
+        scores(job, workers=2, worker_fn=worker("worker_that_fails"), limits=RunLimits(attempts=1))
     assert "no luck" in str(caught.value)
     assert "failed_sequences.tsv" not in str(caught.value), "there is none yet"
     assert caught.value.exit_code is ExitCode.INTERNAL
 
 
-@pytest.mark.parametrize("workers", [1, 2])
-def test_progress_is_of_contigs_and_ends_with_all_of_them(job, workers):
-    seen = []
-    counts = score_composition(job, workers=workers, advance=lambda *progress: seen.append(progress))
-    for work, total in (("scored", counts["contigs"]), ("compared with known proteins", counts["searched"])):
-        done = [one for one, of, what in seen if (of, what) == (total, work)]
-        assert len(done) >= 2
-        assert done == sorted(set(done))
-        assert (done[0] > 0, done[-1]) == (True, total)
-    assert len(seen) == len(set(seen))
+@pytest.mark.parametrize("is_here", [False, True])
+def test_what_is_shown_of_it_ends_with_all_contigs_and_nucleotides(job, monkeypatch, is_here):
+    if is_here:
+        monkeypatch.setattr(contig_run, "HERE", 1 << 40)
+    telemetry = RunTelemetry()
+    run = done(job, workers=2, telemetry=telemetry)
+    (shown,) = telemetry.snapshot().embeddings
+    units = run.units
+    of_both = [int(units.work_nt(work).sum()) for work in run.works]
+    assert (shown.counts, shown.measure, shown.rows, shown.records) == ("contigs", "nt", 20, 20)
+    assert (shown.tokens, sum(rank.tokens for rank in shown.ranks)) == (sum(of_both), sum(of_both))
+    assert shown.progress == 1
+    assert telemetry.has_workers() is False
+    assert [len(shown.ranks), sum(rank.rows for rank in shown.ranks)] == [1 if is_here else 2, 20]
 
 
-def test_progress_of_a_resumed_run_counts_what_was_done_before(job, monkeypatch):
-    compute = part_work.compute_part
-    stop, before, seen = threading.Event(), [], []
+def test_what_is_shown_of_a_resumed_run_counts_what_was_done_before(job, monkeypatch):
+    monkeypatch.setattr(contig_run, "HERE", 1 << 40)
+    score, stop = composition.score_by_composition, threading.Event()
 
-    def score_until_stopped(*arguments):
-        compute(*arguments)
+    def score_until_stopped(*arguments, **settings):
         stop.set()
+        return score(*arguments, **settings)
 
-    monkeypatch.setattr(part_work, "compute_part", score_until_stopped)
+    monkeypatch.setattr(composition, "score_by_composition", score_until_stopped)
     with pytest.raises(StoppedError):
-        score_composition(job, workers=1, stop=stop, advance=lambda *progress: before.append(progress))
-    monkeypatch.setattr(part_work, "compute_part", compute)
-    score_composition(job, workers=1, advance=lambda *progress: seen.append(progress))
-    assert len(before) == 1
-    assert seen[0][0] > before[0][0] > 0
+        done(job, stop=stop)
+    assert len(list(job.layout.contig_parts.glob("*.composition.*"))) == 1
+    monkeypatch.setattr(composition, "score_by_composition", score)
+    telemetry = RunTelemetry()
+    done(job, telemetry=telemetry)
+    (shown,) = telemetry.snapshot().embeddings
+    assert shown.rows == 20
+    assert 0 < shown.tokens_before < shown.tokens
 
 
-@pytest.mark.parametrize("workers", [1, 2])
-def test_a_stop_ends_it(job, workers):
+@pytest.mark.parametrize("is_here", [False, True])
+def test_a_stop_ends_it(job, monkeypatch, is_here):
+    if is_here:
+        monkeypatch.setattr(contig_run, "HERE", 1 << 40)
     stop = threading.Event()
     stop.set()
     with pytest.raises(StoppedError):
-        score_composition(job, workers=workers, stop=stop)
+        done(job, stop=stop)

@@ -9,7 +9,7 @@ import pytest
 from tests import fakes
 from virnucpro.config import RunLimits
 from virnucpro.pipeline.devices import CPU
-from virnucpro.pipeline.executor import GPU_WORKER, Executor
+from virnucpro.pipeline.executor import Executor
 from virnucpro.pipeline.multi_gpu_inference import run_embedding
 from virnucpro.pipeline.work.rank_runner import run_rank
 
@@ -17,7 +17,7 @@ from virnucpro.pipeline.work.rank_runner import run_rank
 class ThreadRanks(Executor):
     """One thread a rank, each of which starts the rank's process and starts it again."""
 
-    def embed(self, run, limits, telemetry, stop):
+    def compute(self, run, limits, telemetry, stop):
         self.recovery = recovery = run.recovery(limits, telemetry)
 
         def attempts(rank):
@@ -25,7 +25,7 @@ class ThreadRanks(Executor):
             while is_another:
                 with recovery.turn(rank.rank, stop):
                     run_rank(
-                        GPU_WORKER,
+                        run.worker_fn,
                         recovery.worker_args(rank.rank, run.worker_args),
                         rank=rank,
                         world_size=run.world_size,

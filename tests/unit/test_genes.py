@@ -7,15 +7,19 @@ import threading
 import numpy as np
 import pytest
 
+from tests.contig_runs import compute
 from tests.strategies import write_fasta
+from virnucpro import durable
 from virnucpro.calls.gene_files import GFF_HEADER, gene_lines
 from virnucpro.config import InputRules
 from virnucpro.data.sequence_index import SequenceIndex
 from virnucpro.errors import ResultError, StoppedError
-from virnucpro.pipeline.prediction import genes, part_jobs, part_work
-from virnucpro.pipeline.prediction.genes import write_genes
-from virnucpro.pipeline.prediction.part_jobs import GeneJob
+from virnucpro.pipeline.executor import Executor
+from virnucpro.pipeline.prediction import contig_run, genes
+from virnucpro.pipeline.prediction.contig_run import compute_on_this_host
+from virnucpro.pipeline.prediction.genes import Genes
 from virnucpro.run_layout import PredictionLayout
+from virnucpro.telemetry.run_telemetry import RunTelemetry
 
 
 def contigs_of(seed=5, count=40):
@@ -24,41 +28,54 @@ def contigs_of(seed=5, count=40):
 
 
 @pytest.fixture
-def job(tmp_path, monkeypatch):
-    monkeypatch.setattr(genes, "PART_NT", 9_000)
-    monkeypatch.setattr(GeneJob, "worker_nt", 20_000)
+def job(tmp_path):
     layout = PredictionLayout(tmp_path / "out")
     layout.work_dir.mkdir(parents=True)
     files = [write_fasta(tmp_path / "a.fa", contigs_of()[:25]), write_fasta(tmp_path / "b.fa", contigs_of()[25:])]
     rules = InputRules(sequence_kind="DNA", allow_empty=True)
     SequenceIndex.ensure(files, layout.contig_index, unpack_dir=layout.unpacked_dir, rules=rules)
-    return GeneJob(layout=layout, fingerprint="a1" * 32)
+    return Genes(layout=layout, fingerprint="a1" * 32, unit_nt=9_000, worker_nt=20_000)
 
 
 CHOSEN = np.arange(40) % 3 != 0
 CHOSEN[20:36] = False
 
 
+def write_genes(job, chosen, **arguments):
+    job.choose(chosen)
+    return compute([job], **arguments).counts["genes"]
+
+
 def written(job, chosen=CHOSEN, **arguments):
     number = write_genes(job, chosen, **arguments)
-    assert not job.layout.contig_parts.exists()
+    durable.remove_tree(job.layout.contig_parts)
     return number, job.layout.genes.read_bytes(), job.layout.gene_proteins.read_bytes()
+
+
+@pytest.fixture
+def here(monkeypatch):
+    """Everything is computed in this process."""
+    monkeypatch.setattr(contig_run, "HERE", 1 << 40)
 
 
 @pytest.mark.parametrize("chosen", [CHOSEN, np.ones(40, dtype=np.bool_), np.zeros(40, dtype=np.bool_)])
 @pytest.mark.parametrize("workers", [1, 2])
 def test_they_are_those_of_the_chosen_contigs_in_the_order_of_the_input(job, chosen, workers):
-    seen = []
+    telemetry = RunTelemetry()
     expected = gene_lines(contig for contig, has_genes in zip(contigs_of(), chosen, strict=True) if has_genes)
-    found = written(job, chosen, workers=workers, advance=lambda *progress: seen.append(progress))
+    found = written(job, chosen, workers=workers, telemetry=telemetry)
     assert found == (expected.genes, GFF_HEADER + expected.gff, expected.proteins)
     assert (expected.genes > 30) == chosen.any()
-    assert seen[-1:] == [(chosen.sum(), chosen.sum(), "searched for genes")] * bool(chosen.any())
+    shown = telemetry.snapshot().embeddings
+    assert [(one.model, one.rows, one.records) for one in shown] == [("genes", chosen.sum(), chosen.sum())] * bool(
+        chosen.any()
+    )
 
 
-def test_a_start_after_a_kill_finds_those_of_the_other_parts(job, monkeypatch):
-    expected = written(job, workers=1)
-    find, calls = part_jobs.gene_lines, []
+@pytest.mark.usefixtures("here")
+def test_a_start_after_a_kill_finds_those_of_the_other_units(job, monkeypatch):
+    expected = written(job)
+    find, calls = genes.gene_lines, []
 
     def killed(contigs):
         calls.append(1)
@@ -66,46 +83,59 @@ def test_a_start_after_a_kill_finds_those_of_the_other_parts(job, monkeypatch):
             raise KeyboardInterrupt
         return find(contigs)
 
-    monkeypatch.setattr(part_jobs, "gene_lines", killed)
+    monkeypatch.setattr(genes, "gene_lines", killed)
     with pytest.raises(KeyboardInterrupt):
-        write_genes(job, CHOSEN, workers=1)
+        write_genes(job, CHOSEN)
     parts = sorted(job.layout.contig_parts.glob("*.genes.*"))
     assert len(parts) == 2
     parts[0].write_bytes(parts[0].read_bytes()[:-1])
     del calls[:]
-    monkeypatch.setattr(part_jobs, "gene_lines", lambda contigs: calls.append(1) or find(contigs))
-    assert written(job, workers=1) == expected
+    monkeypatch.setattr(genes, "gene_lines", lambda contigs: calls.append(1) or find(contigs))
+    assert written(job) == expected
     whole = len(calls)
     del calls[:]
-    assert written(job, workers=1) == expected
+    assert written(job) == expected
     assert len(calls) == whole + 1 > 3, "the damaged part is made again, the whole one is not"
 
 
-def test_other_hosts_get_parts_where_there_is_much_to_do(job, monkeypatch):
-    expected, given = written(job, workers=1), []
+class OtherHosts(Executor):
+    """Has each unit computed as a host of a cluster does it."""
 
-    def elsewhere(work, parts):
-        given.extend(parts)
-        return [work(part) for part in parts]
+    is_here = False
 
-    monkeypatch.setattr(part_work, "taking_part", lambda _: np.errstate())
-    assert written(job, elsewhere=elsewhere) == expected
-    assert len(given) > 3
-    del given[:]
-    monkeypatch.setattr(GeneJob, "worker_nt", 10**9)
-    assert written(job, elsewhere=elsewhere) == expected
-    assert not given
+    def __init__(self):
+        self.given = []
+
+    def compute(self, work, limits, telemetry, stop):
+        for kind, units in work.missing_units():
+            self.given += units
+            for unit in units:
+                compute_on_this_host(kind, unit)
+
+    def outcomes(self):
+        return []
+
+    def reasons(self):
+        raise NotImplementedError
 
 
+def test_other_hosts_get_units(job, monkeypatch):
+    monkeypatch.setattr(contig_run, "taking_part", lambda _: np.errstate())
+    expected, hosts = written(job, workers=1), OtherHosts()
+    assert written(job, executor=hosts) == expected
+    assert len(hosts.given) > 3
+
+
+@pytest.mark.usefixtures("here")
 def test_an_error_leaves_neither_file(job, monkeypatch):
-    read = genes.read_part
+    read = Genes.read
 
-    def refuse(job, part):
-        if part.start:
-            raise ResultError(job.path_of(part), "is damaged")
-        return read(job, part)
+    def refuse(job, contigs):
+        if contigs.start:
+            raise ResultError(job.path_of(contigs), "is damaged")
+        return read(job, contigs)
 
-    monkeypatch.setattr(genes, "read_part", refuse)
+    monkeypatch.setattr(Genes, "read", refuse)
     with pytest.raises(ResultError):
         write_genes(job, CHOSEN)
     assert [path.name for path in job.layout.output_dir.iterdir()] == [job.layout.work_dir.name]

@@ -11,7 +11,7 @@ from __future__ import annotations
 import math
 from collections import Counter
 from contextlib import ExitStack
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from functools import partial
 from itertools import islice
 from typing import TYPE_CHECKING, Any, Self
@@ -38,7 +38,7 @@ from virnucpro.store.contig_table import COLUMNS, Call, ContigCall, ContigTable
 
 if TYPE_CHECKING:
     import threading
-    from collections.abc import Iterator, Sequence
+    from collections.abc import Iterator, Mapping, Sequence
 
     from virnucpro.arrays import BoolArray, DoubleArray, FloatArray, IntArray
     from virnucpro.calls.frame_order import ContigBatch, FrameOrder
@@ -111,6 +111,8 @@ class CallRules:
     """Whether a contig model scores the embedded contigs, too."""
     reads_embeddings: bool
     """Whether it reads the embeddings of their frames."""
+    quarantined: Mapping[int, tuple[str, int]] = field(default_factory=dict)
+    """Number in the input of each contig whose composition is not computed -> failure class, processes that tried."""
 
 
 def call_contigs(
@@ -141,7 +143,7 @@ def call_contigs(
     of_frames = map_scores(layout.frame_scores, "frames", num_frames, 2) if num_frames else np.empty((0, 2), np.float32)
     calls: Counter[str] = Counter()
     has_genes: list[BoolArray] = []
-    first_frame = 0
+    first_frame = first_contig = 0
     with _CallFiles(layout, order, rules, outputs) as files:
         for batch in order.batches():
             if stop is not None and stop.is_set():
@@ -151,6 +153,9 @@ def call_contigs(
             first_frame = last_frame
             of_batch = scores_of_contigs.of(batch)
             found = _calls(batch, scores, of_batch, rules)
+            for number in rules.quarantined.keys() & range(first_contig, first_contig + len(found)):
+                found[number - first_contig] = _unscored(found[number - first_contig], rules.quarantined[number])
+            first_contig += len(found)
             calls.update(one.call for one in found)
             has_genes.append(np.array([outputs.has_genes_of(one.call) for one in found], dtype=np.bool_))
             calls[BY_SEQUENCE] += sum(one.score is not None and one.frames == 0 for one in found)
@@ -242,6 +247,14 @@ def _calls(batch: ContigBatch, scores: FloatArray, by_model: ScoresOfBatch, rule
         columns["posterior"] = _rounded(rules.sample.posteriors(known), _SHOWN_DIGITS)
         columns["fdr"] = _rounded(rules.sample.fdrs(known), _SHOWN_DIGITS)
     return list(map(ContigCall._make, zip(*(columns[name] for name in COLUMNS), strict=True)))
+
+
+def _unscored(one: ContigCall, why: tuple[str, int]) -> ContigCall:
+    """Return the call of a contig that ended the processes which computed its composition."""
+    if one.call is not Call.UNDECIDED:  # too short for a score, or scored by its embeddings
+        return one
+    failure, attempts = why
+    return one._replace(reason=f"not scored: it ended {attempts} processes ({failure}), see failed_sequences.tsv")
 
 
 def _rounded(numbers: DoubleArray, digits: int) -> list[float | None]:

@@ -14,6 +14,7 @@ from virnucpro.errors import printable
 from virnucpro.pipeline.run.run_status import RunStatus, status_of
 from virnucpro.store.manifest import PredictionManifest, RunManifest
 from virnucpro.telemetry.show import wording
+from virnucpro.telemetry.snapshot import SEQUENCES
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
@@ -80,7 +81,8 @@ def _print_head(found: RunStatus) -> None:
     embedding = found.embedding
     figures = [f" ({kind})" if kind else ""]
     if embedding is not None and not embedding.is_over:
-        of_it = " of this embedding" if is_prediction else ""  # one of two, and not the last stage
+        what = "embedding" if embedding.counts == SEQUENCES else "stage"
+        of_it = f" of this {what}" if is_prediction else ""  # one of several, and not the last
         figures.append(wording.percent(embedding.progress, decimals=1) + of_it)
         if embedding.seconds_left is not None and found.state == "running":
             figures.append(f"about {wording.about(embedding.seconds_left)} left{of_it and ' of it'}")
@@ -105,8 +107,6 @@ def _print_head(found: RunStatus) -> None:
     if doing is not None and found.snapshot is not None and found.snapshot.stage is not None:
         since = wording.duration(found.snapshot.stage.seconds)
         _print(f"{doing}, for {since}")
-        if contigs := wording.contigs_done(found.snapshot.stage):
-            _print(contigs)
 
 
 def _print_embedding(found: RunStatus, embedding: EmbeddingSnapshot) -> None:
@@ -123,9 +123,9 @@ def _print_embedding(found: RunStatus, embedding: EmbeddingSnapshot) -> None:
                 "host": printable(rank.host) if is_spread else "",
                 "device": printable(rank.device),
                 "done": wording.percent(wording.rank_share(rank)),
-                "computed": f"{rank.sequences:,}",
-                "rows": "" if rank.rows is None else f"{rank.rows:,}",
-                "tokens/s": f"{rank.tokens_per_second:,.0f}" if state is None else "",
+                "computed": f"{wording.computed(rank, embedding):,}",
+                "rows": "" if rank.rows is None or embedding.counts != SEQUENCES else f"{rank.rows:,}",
+                f"{embedding.measure}/s": f"{rank.tokens_per_second:,.0f}" if state is None else "",
                 "restarts": _counted(rank.restarts),
                 "GPU": _gpu_text(found.gpu_of(rank)),
                 "state": left if state is None else state,
@@ -135,11 +135,11 @@ def _print_embedding(found: RunStatus, embedding: EmbeddingSnapshot) -> None:
     notes = wording.notes(embedding)
     rate = wording.tokens_per_second(embedding)
     if rate and found.state == "running":
-        notes.insert(0, f"{rate:,.0f} tokens/s")
+        notes.insert(0, f"{rate:,.0f} {embedding.measure}/s")
     if notes:
         _print(f"{', '.join(notes)}")
     if found.failed:
-        _print(f"sequences that failed: {_counted(found.failed)}", style="red")
+        _print(f"{embedding.counts} that failed: {_counted(found.failed)}", style="red")
     free, size = found.snapshot.disk_free_bytes, found.snapshot.disk_size_bytes
     if wording.is_nearly_full(free, size):
         of = "" if size is None else f" of {wording.size(size)}"

@@ -1,14 +1,14 @@
 """
-What computes the ranks of an embedding run: processes of this machine, tasks of Prefect, or the tasks of a cluster.
+What computes the ranks of an embedding or of work on contigs: processes of this machine, tasks of Prefect, a cluster.
 
-The pipeline around an executor is the same for all (``multi_gpu_inference.run_embedding``).
+The pipeline around an executor is the same for all.
 """
 
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from contextlib import nullcontext
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any, Protocol
 
 import structlog
 
@@ -17,10 +17,12 @@ from virnucpro.pipeline.gpu_coordinator import GPUProcessCoordinator
 
 if TYPE_CHECKING:
     import threading
-    from collections.abc import Callable
+    from collections.abc import Callable, Sequence
     from contextlib import AbstractContextManager
+    from pathlib import Path
 
     from virnucpro.config import ModelConfig, RunLimits
+    from virnucpro.pipeline.devices import Device
     from virnucpro.pipeline.hosts.result_passes import ResultPasses
     from virnucpro.pipeline.plan.budget_probe import DeviceProbe
     from virnucpro.pipeline.run.run_completion import Reasons
@@ -35,12 +37,47 @@ if TYPE_CHECKING:
 
 log = structlog.get_logger(__name__)
 
-GPU_WORKER = "virnucpro.pipeline.gpu_worker:gpu_worker"
-"""By name, so that the parent does not import the framework."""
+
+class Work(Protocol):
+    """What executors know of the work of ranks."""
+
+    @property
+    def task(self) -> str:
+        """Name of a rank's task under Prefect."""
+
+    @property
+    def output_dir(self) -> Path: ...
+
+    @property
+    def devices(self) -> Sequence[Device]:
+        """One a rank."""
+
+    @property
+    def world_size(self) -> int: ...
+
+    @property
+    def worker_fn(self) -> WorkerFunction:
+        """What each process runs."""
+
+    @property
+    def worker_args(self) -> tuple[Any, ...]:
+        """Passed on after the pipe, before the assignment."""
+
+    @property
+    def is_small(self) -> bool:
+        """Whether it is so little that no process is started."""
+
+    def recovery(self, limits: RunLimits, telemetry: EmbeddingTelemetry, /) -> Recovery:
+        """Return what decides about failures."""
+        ...
+
+    def compute_here(self, recovery: Recovery, stop: threading.Event, /) -> None:
+        """Compute all of it in this process; an error is raised."""
+        ...
 
 
 class Executor(ABC):
-    """Computes the ranks of one embedding run."""
+    """Computes the ranks of one piece of work."""
 
     is_here: bool = True
     """Whether all ranks compute on this host."""
@@ -51,9 +88,9 @@ class Executor(ABC):
         return None
 
     @abstractmethod
-    def embed(self, run: PreparedRun, limits: RunLimits, telemetry: EmbeddingTelemetry, stop: threading.Event) -> None:
+    def compute(self, work: Any, limits: RunLimits, telemetry: EmbeddingTelemetry, stop: threading.Event) -> None:
         """
-        Compute every block that can be had; no worker is left when this returns or raises.
+        Compute every block of *work* that can be had; no worker is left when this returns or raises.
 
         Failed ranks are outcomes, not errors. *stop* ends them at their next batch boundary.
         """
@@ -77,23 +114,26 @@ class LocalRanks(Executor):
     One process a device of this machine.
 
     Args:
-        worker_fn: What each process runs, with the arguments of ``gpu_worker``.
+        worker_fn: What each process runs; by default what the work says.
         on_message: Called with rank and message for every message of a worker.
     """
 
-    def __init__(self, worker_fn: WorkerFunction = GPU_WORKER, on_message: MessageHandler | None = None) -> None:
+    def __init__(self, worker_fn: WorkerFunction | None = None, on_message: MessageHandler | None = None) -> None:
         self._worker_fn = worker_fn
         self._on_message = on_message
         self._outcomes: list[Rank] = []
         self._recovery: Recovery | None = None
 
-    def embed(self, run: PreparedRun, limits: RunLimits, telemetry: EmbeddingTelemetry, stop: threading.Event) -> None:
+    def compute(self, work: Work, limits: RunLimits, telemetry: EmbeddingTelemetry, stop: threading.Event) -> None:
         """Run every rank until all blocks are done, or no rank is left to compute them."""
-        self._recovery = recovery = run.recovery(limits, telemetry)
+        self._recovery = recovery = work.recovery(limits, telemetry)
+        if work.is_small:
+            work.compute_here(recovery, stop)
+            return
         with GPUProcessCoordinator(
-            run.world_size,
-            run.output_dir,
-            devices=run.devices,
+            work.world_size,
+            work.output_dir,
+            devices=work.devices,
             limits=recovery.limits,
             on_message=self._on_message,
             stop=stop,
@@ -103,7 +143,7 @@ class LocalRanks(Executor):
             for rank in self._outcomes:  # of a run that is stopped before there are workers
                 rank.state, rank.failure = "stopped", FailureClass.STOPPED.value
             if not stop.is_set():
-                coordinator.spawn_workers(self._worker_fn, run.worker_args)
+                coordinator.spawn_workers(self._worker_fn or work.worker_fn, work.worker_args)
                 coordinator.wait_for_completion()
 
     def outcomes(self) -> list[Rank]:

@@ -10,10 +10,7 @@ from __future__ import annotations
 
 import importlib
 import os
-import signal
-import threading
 import time
-from contextlib import contextmanager
 from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -29,20 +26,14 @@ from virnucpro.data.sequence_index import SequenceIndex
 from virnucpro.errors import ConfigurationError
 from virnucpro.models.registry import check_model_path, is_path
 from virnucpro.pipeline.blocks.block_work import BlockWork
-from virnucpro.pipeline.devices import CPU_TOKEN, VISIBLE_VARIABLE, Device, processor_of
-from virnucpro.pipeline.failures import FailureClass, exit_code_of
+from virnucpro.pipeline.devices import CPU_TOKEN, VISIBLE_VARIABLE, processor_of
 from virnucpro.pipeline.hardware.device_errors import failure_of
+from virnucpro.pipeline.work import own_process
 from virnucpro.pipeline.work.block_pool import Assignment
-from virnucpro.pipeline.work.worker_process import error_sentence
 from virnucpro.run_layout import RunLayout
 from virnucpro.store.locks.worker_lock import hold_worker_lock, take_part
-from virnucpro.telemetry.labels import known_labels
-from virnucpro.telemetry.worker_logging import setup_worker_logging
-from virnucpro.this_host import host_name
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
-
     from virnucpro.config import ModelConfig
     from virnucpro.data.collators import Tokenizer
     from virnucpro.pipeline.async_inference import PackedEncoder
@@ -79,18 +70,19 @@ def gpu_worker(
     """
     layout = RunLayout(Path(output_dir))
     begin_logging(rank, layout, model_config, results_queue, assignment)
-    with failure_reported(rank, results_queue):
+    with own_process.failure_reported(rank, results_queue, failure_of):
         if assignment is not None and assignment.is_on_cluster:
             take_part(layout.output_dir)
         else:
             hold_worker_lock(layout.output_dir, rank)
-        stop = _stop_on_sigterm()
+        stop = own_process.stop_on_sigterm()
         device = own_device(model_config)
         index = SequenceIndex.open(Path(index_path))
         plan = make_plan(index, model_config, device_type=device.type)
         assignment = assignment or Assignment(blocks=plan.rank_blocks(rank, world_size))
         if model_config.settings.monitoring.profile:
-            process: dict[str, int | str] = {"rank": rank, "device": own_label(), "attempt": assignment.attempt}
+            device_label, attempt = own_process.own_label(), assignment.attempt
+            process: dict[str, int | str] = {"rank": rank, "device": device_label, "attempt": attempt}
             spans.enable(layout.spans_dir, process, block_of=plan.block_of)
         load = partial(load_model, model_config, device, results_queue)
         work = BlockWork(index, plan, layout, model_config, assignment, results_queue, stop, load)
@@ -102,41 +94,11 @@ def gpu_worker(
 def begin_logging(
     rank: int, layout: RunLayout, config: ModelConfig, reports: ReportPipe, assignment: Assignment | None = None
 ) -> None:
-    """Send what this process logs to the rank's file, bound with what it belongs to; warnings to the parent as well."""
+    """See ``own_process.begin_logging``; paths are confined here as they are where the run was started."""
     if config.data_roots is not None:
         os.environ.setdefault(DATA_ROOTS, config.data_roots)
-    bound: dict[str, object] = {"host": host_name(), "device": own_label(), **known_labels()}
-    if assignment is not None:
-        bound |= {"run_id": assignment.run_id, "attempt": assignment.attempt}
-        bound |= {"task": assignment.task} if assignment.task else {}
-    setup_worker_logging(rank, layout.log_dir, level=config.settings.monitoring.log_level, reports=reports, **bound)
-
-
-@contextmanager
-def failure_reported(rank: int, reports: ReportPipe) -> Iterator[None]:
-    """
-    Log an error of the block and report its class.
-
-    Raises:
-        SystemExit: There was one; its code tells the class.
-    """
-    try:
-        yield
-    except Exception as error:
-        failure = failure_of(error)
-        if failure is FailureClass.STOPPED:
-            log.info("worker.stopped")
-        else:
-            log.exception("worker.failed", failure=failure.value)
-        reports.put({"rank": rank, "status": "failed", "error": error_sentence(error), "failure": failure.value})
-        raise SystemExit(int(exit_code_of(failure))) from error
-
-
-def _stop_on_sigterm() -> threading.Event:
-    stop = threading.Event()
-    if threading.current_thread() is threading.main_thread():
-        signal.signal(signal.SIGTERM, lambda *_: stop.set())
-    return stop
+    level = config.settings.monitoring.log_level
+    own_process.begin_logging(rank, layout.log_dir, reports, level=level, assignment=assignment)
 
 
 def own_device(config: ModelConfig) -> torch.device:
@@ -154,11 +116,6 @@ def own_device(config: ModelConfig) -> torch.device:
             "install a CUDA build of torch, or use --devices cpu"
         )
     return torch.device("cuda:0" if torch.cuda.is_available() and token != CPU_TOKEN else "cpu")
-
-
-def own_label() -> str:
-    """Return what logs call our device."""
-    return Device(os.environ.get(VISIBLE_VARIABLE, CPU_TOKEN)).label
 
 
 def load_model(config: ModelConfig, device: torch.device, reports: ReportPipe) -> tuple[PackedEncoder, Tokenizer]:

@@ -19,12 +19,12 @@ from virnucpro.data.index.build import check_readable
 from virnucpro.host_gpus import host_tokens
 from virnucpro.models.configuration import configure_model
 from virnucpro.pipeline.devices import first_devices
-from virnucpro.pipeline.executor import GPU_WORKER, Executor, LocalRanks
+from virnucpro.pipeline.executor import Executor, LocalRanks
 from virnucpro.pipeline.hardware.device_claim import DeviceClaim, claim_devices, claim_of, devices_for
 from virnucpro.pipeline.plan.budget_probe import PROBE_WORKER
 from virnucpro.pipeline.run.run import failure_noted, running
 from virnucpro.pipeline.run.run_completion import aggregate_run, close_run, finished_result, stop_run, validate_run
-from virnucpro.pipeline.run.run_preparation import PreparedRun, prepare_run
+from virnucpro.pipeline.run.run_preparation import GPU_WORKER, PreparedRun, prepare_run
 from virnucpro.pipeline.run.stages import Stages, call_stage
 from virnucpro.run_layout import RunLayout
 from virnucpro.settings import EmbeddingSettings
@@ -190,7 +190,7 @@ def _compute(
     embedding = stages.telemetry.begin_embedding(facts if executor.is_here else replace(facts, host=""))
     try:
         with stages.shown("embed"):
-            executor.embed(run, limits, embedding, stop)
+            executor.compute(run, limits, embedding, stop)
     except BaseException:
         if executor.outcomes():
             stop_run(run, executor.outcomes(), stages_s=stages.seconds())

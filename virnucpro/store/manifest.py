@@ -198,6 +198,8 @@ class StageRecord:
     """What computed embeddings -> its hosts."""
     notes: list[str] = field(default_factory=list)
     """What the user should know, a sentence each."""
+    quarantined: dict[int, tuple[str, int]] = field(default_factory=dict)
+    """Number in the input of each contig that ended the processes which computed it -> failure class, attempts."""
 
 
 @dataclass(kw_only=True)

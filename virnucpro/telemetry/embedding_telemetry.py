@@ -11,6 +11,7 @@ from __future__ import annotations
 import threading
 import time
 from collections import Counter
+from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -75,6 +76,21 @@ class EmbeddingTelemetry:
         """Take in what the next process of *rank* is given."""
         with self._lock:
             self._owner[np.fromiter(blocks, np.int64, len(blocks))] = rank
+
+    def add(self, block_tokens: IntArray, block_rows: IntArray) -> None:
+        """Take in blocks that follow those of before, int64 each."""
+        with self._lock:
+            facts, number = self.facts, len(block_tokens)
+            self._owner = np.append(self._owner, (len(self._owner) + np.arange(number)) % max(1, len(facts.devices)))
+            self._counted = np.append(self._counted, np.zeros(number, np.int64))
+            self._computed, self._done = (
+                np.append(of, np.zeros(number, np.bool_)) for of in (self._computed, self._done)
+            )
+            self.facts = replace(
+                facts,
+                block_tokens=np.append(facts.block_tokens, block_tokens),
+                block_rows=np.append(facts.block_rows, block_rows),
+            )
 
     def rank(self, number: int) -> Rank:
         """Return the record of a rank; a cluster may get more workers than it had at first."""
@@ -170,7 +186,7 @@ class EmbeddingTelemetry:
     @property
     def has_workers(self) -> bool:
         """Whether workers compute, since one has sent a message; takes no lock, for signal handlers."""
-        return self._has_messages and not self._is_over
+        return self._has_messages and not self._is_over and not self.facts.is_small
 
     def over(self) -> None:
         """Take in that no process runs, and none will be started any more."""
@@ -235,8 +251,8 @@ class EmbeddingTelemetry:
             )
 
     def snapshot(self) -> EmbeddingSnapshot:
-        facts = self.facts
         with self._lock:
+            facts = self.facts
             ranks = tuple(self._snapshot_of(rank, left) for rank, left in enumerate(self._tokens_left()))
             return EmbeddingSnapshot(
                 model=facts.model,
@@ -253,6 +269,8 @@ class EmbeddingTelemetry:
                 failed=self._records_by_reason(self._failed()),
                 quarantined=self._records_by_reason(self._quarantined),
                 is_over=self._is_over,
+                counts=facts.counts,
+                measure=facts.measure,
             )
 
     def _failed(self) -> dict[int, str]:

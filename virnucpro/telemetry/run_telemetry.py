@@ -39,7 +39,7 @@ from virnucpro.telemetry.metrics.pushgateway import Pushgateway
 from virnucpro.telemetry.metrics.table import RunCollector
 from virnucpro.telemetry.show import wording
 from virnucpro.telemetry.show.status_file import StatusFile
-from virnucpro.telemetry.snapshot import GpuSample, RunSnapshot, StageProgress, StageSnapshot
+from virnucpro.telemetry.snapshot import GpuSample, RunSnapshot, StageSnapshot
 from virnucpro.telemetry.trace import merge_trace
 from virnucpro.this_host import host_name
 
@@ -70,7 +70,6 @@ class _Stage:
     ended_s: float | None = None
     waited_s: float = 0.0
     """Seconds in which the run stood still within it."""
-    progress: StageProgress | None = None
 
     def snapshot(self) -> StageSnapshot:
         elapsed = (time.monotonic() if self.ended_s is None else self.ended_s) - self.began_s
@@ -82,7 +81,6 @@ class _Stage:
             elapsed=elapsed,
             depth=self.depth,
             is_over=self.ended_s is not None,
-            progress=self.progress,
         )
 
 
@@ -172,13 +170,6 @@ class RunTelemetry:
             yield
         finally:
             stage.ended_s = time.monotonic()
-
-    def advance(self, done: int, total: int, what: str) -> None:
-        """Note how far the innermost stage under way is: *done* of *total* contigs, and *what* was done to them."""
-        with self._lock:
-            stage = next((one for one in reversed(self._stages) if one.ended_s is None), None)
-            if stage is not None:
-                stage.progress = StageProgress(done=done, total=total, what=what)
 
     @contextmanager
     def waiting(self, name: str) -> Iterator[None]:

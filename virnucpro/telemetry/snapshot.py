@@ -16,7 +16,11 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Mapping
 
     from virnucpro.arrays import IntArray
-    from virnucpro.run_layout import RunLayout
+    from virnucpro.run_layout import FolderLayout
+
+
+SEQUENCES, TOKENS = "sequences", "tokens"
+CONTIGS, NT = "contigs", "nt"
 
 
 class RankState(StrEnum):
@@ -137,7 +141,7 @@ class RankSnapshot:
 
 @dataclass(frozen=True, kw_only=True)
 class EmbeddingSnapshot:
-    """One embedding run: the run itself, or one of the two within a prediction."""
+    """What ranks compute: an embedding run, on its own or within a prediction, or contigs of one."""
 
     model: str
     precision: str
@@ -161,6 +165,10 @@ class EmbeddingSnapshot:
     quarantined: Mapping[str, int]
     """Failure class -> sequences, copies included, that are not computed any more because they ended processes."""
     is_over: bool
+    counts: str = SEQUENCES
+    """What ``records`` and rows are of."""
+    measure: str = TOKENS
+    """What is counted as tokens."""
 
     @property
     def progress(self) -> float:
@@ -171,17 +179,6 @@ class EmbeddingSnapshot:
     def rows(self) -> int:
         """Rows that are durable, as far as the ranks have reported."""
         return sum(rank.rows or 0 for rank in self.ranks)
-
-
-@dataclass(frozen=True, kw_only=True)
-class StageProgress:
-    """How many contigs of a stage are done."""
-
-    done: int
-    """Those of earlier starts included."""
-    total: int
-    what: str
-    """What was done to them, as in "scored"."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -200,8 +197,6 @@ class StageSnapshot:
     """Seconds from its begin to its end, or until now."""
     depth: int
     is_over: bool
-    progress: StageProgress | None = None
-    """None where the contigs of a stage are not counted."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -239,7 +234,7 @@ class RunSnapshot:
 
 @dataclass(frozen=True, kw_only=True)
 class EmbeddingFacts:
-    """What an embedding run is, once it is planned; B blocks."""
+    """What ranks are to compute, once it is planned; B blocks."""
 
     run_id: str
     """Of this start of the run, as its workers' logs have it."""
@@ -251,7 +246,7 @@ class EmbeddingFacts:
     """Label and token of each rank's device."""
     host: str
     """The host of all of them; empty where each rank reports its own."""
-    layout: RunLayout
+    layout: FolderLayout
     block_tokens: IntArray
     """int64 (B,): planned tokens of each block."""
     block_rows: IntArray
@@ -264,6 +259,12 @@ class EmbeddingFacts:
     """Records that take the row of an identical sequence."""
     skipped: int
     """Records that were skipped."""
+    counts: str = SEQUENCES
+    """What records and rows are of."""
+    measure: str = TOKENS
+    """What is counted as tokens."""
+    is_small: bool = False
+    """Whether the run's own process computes it."""
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -23,6 +23,7 @@ from virnucpro.pipeline.failures import FailureClass
 from virnucpro.pipeline.hardware.device_locks import DeviceLocks, lock_names
 from virnucpro.pipeline.hosts.host_check import check_folder, check_host, weights_here
 from virnucpro.pipeline.plan.budget_probe import PROBE_WORKER, probe_devices
+from virnucpro.pipeline.run.run_preparation import GPU_WORKER
 from virnucpro.pipeline.work.block_pool import BlockPool
 from virnucpro.pipeline.work.rank_runner import run_rank
 from virnucpro.pipeline.work.recovery import Death, Quarantine, Recovery
@@ -45,7 +46,6 @@ if TYPE_CHECKING:
     from virnucpro.pipeline.work.worker_process import WorkerFunction
     from virnucpro.telemetry.snapshot import ProcessEnd
 
-GPU_WORKER = "virnucpro.pipeline.gpu_worker:gpu_worker"
 IDLE_S = 60.0
 """Seconds without a unit after which the process ends: its driver may be gone. Another unit starts another process."""
 REPORT_S = 5.0

@@ -18,8 +18,10 @@ from virnucpro.data.collators import VarlenCollator
 from virnucpro.data.packing import tokens_of
 from virnucpro.data.sequence_dataset import IndexBasedDataset
 from virnucpro.data.sequence_index import SequenceIndex
-from virnucpro.pipeline.gpu_worker import begin_logging, failure_reported, load_model, own_device
+from virnucpro.pipeline.gpu_worker import begin_logging, load_model, own_device
+from virnucpro.pipeline.hardware.device_errors import failure_of
 from virnucpro.pipeline.plan.token_budget import DeviceTrials, Trial, choose_token_budget
+from virnucpro.pipeline.work.own_process import failure_reported
 from virnucpro.run_layout import RunLayout
 
 if TYPE_CHECKING:
@@ -58,7 +60,7 @@ def probe_worker(
         SystemExit: It failed; its code tells the class of the failure, the report tells the reason.
     """
     begin_logging(rank, RunLayout(Path(output_dir)), model_config, results_queue)
-    with failure_reported(rank, results_queue):
+    with failure_reported(rank, results_queue, failure_of):
         device = own_device(model_config)
         model, tokenizer = load_model(model_config, device, results_queue)
         budget, trials = model_config.token_budget, list[Trial]()

@@ -1,109 +1,129 @@
 """
-Composition scores of all contigs, computed by one process a core.
+Composition scores of contigs, and what homology to known proteins adds to ambiguous ones.
 
-A contig's scores depend on it alone, not on its part. Contigs that a model with known proteins is not sure of are then
-searched in these by the same processes, in larger parts.
+A contig's scores depend on it alone, not on its unit. Contigs that a model with known proteins is not sure of are then
+searched in these, in larger units: all proteins are read for each.
 """
 
 from __future__ import annotations
 
-from functools import cache, partial
+from dataclasses import dataclass
 from itertools import pairwise
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, ClassVar
 
 import numpy as np
 
 from virnucpro import durable
+from virnucpro.calls.contig_scores import refine_scores, score_by_composition
 from virnucpro.calls.score_files import map_scores
+from virnucpro.calls.viral_regions import LONG_CONTIG_NT
+from virnucpro.data.frames import chunks_per_contig
+from virnucpro.errors import ResultError
 from virnucpro.models.contigs.homology import SEARCHED_NT, is_ambiguous
 from virnucpro.models.contigs.protein_search import PASS_NT
-from virnucpro.pipeline.prediction.part_jobs import HomologyJob
-from virnucpro.pipeline.prediction.part_work import Work, compute_parts, parts_of, processes_for, read_part
+from virnucpro.pipeline.prediction.contig_work import ContigWork
 
 if TYPE_CHECKING:
-    import threading
-    from collections.abc import Callable, Sequence
-
-    from virnucpro.arrays import IntArray
-    from virnucpro.config import RunLimits
-    from virnucpro.pipeline.hosts.result_passes import ItemMap
-    from virnucpro.pipeline.prediction.part_jobs import CompositionJob
-
-PART_NT = 250_000
-"""Nucleotides of a part, as far as contigs are not longer."""
-SEARCH_PART_NT = PASS_NT
-"""Most of a part that is searched, of the nucleotides that are."""
+    from virnucpro.arrays import FloatArray, IntArray
+    from virnucpro.data.sequence_index import SequenceIndex
+    from virnucpro.models.contigs.contig_model import CompositionModel, ContigModel
+    from virnucpro.pipeline.prediction.contig_work import ContigUnits
 
 
-def score_composition(
-    job: CompositionJob,
-    *,
-    workers: int | None = None,
-    limits: RunLimits | None = None,
-    elsewhere: ItemMap | None = None,
-    advance: Callable[[int, int, str], None] = lambda *_: None,
-    stop: threading.Event | None = None,
-) -> dict[str, int]:
-    """
-    Write the scores of all contigs, and of the windows along the long ones; return how many were scored and searched.
+@dataclass(frozen=True, kw_only=True)
+class Composition(ContigWork):
+    """Scores contigs, and windows along long ones, by composition: float32."""
 
-    Arguments and errors are those of ``compute_parts``; *advance* is that of ``Work``.
-    """
-    index = job.open_index()
-    lengths = index.lengths[index.in_input_order()]
-    parts = parts_of(lengths, PART_NT)
-    counts = {"contigs": len(index), "scored": 0, "searched": 0}
+    model: CompositionModel
+    chunk_nt: int
+    min_nt: int
+    worker_nt: int = 1_000_000
+    unit_nt: int = 250_000
+    name: ClassVar[str] = "composition"
 
-    @cache  # processes that have scored everything ask for it, and so does what comes after them
-    def search() -> Work | None:
-        counts["scored"] = _join_parts(job, parts)
-        scores = map_scores(job.layout.composition_scores, "scores", len(index))
-        is_searched = is_ambiguous(scores) & job.model.searches_proteins
-        counts["searched"] = int(np.count_nonzero(is_searched))
-        if not counts["searched"]:
-            return None
-        searched_nt = np.where(is_searched, np.minimum(lengths, SEARCHED_NT), 0)
-        refining = HomologyJob(**vars(job))
-        num_workers = processes_for(int(searched_nt.sum()), refining.worker_nt, workers if elsewhere is None else 1)
-        return Work(refining, searched_nt, search_parts(searched_nt, num_workers), advance)
+    def load(self) -> ContigModel:
+        return self.model.load()
 
-    compute = partial(compute_parts, workers=workers, limits=limits, elsewhere=elsewhere, stop=stop)
-    load = cache(job.load)
-    compute(Work(job, lengths, parts, advance), load, then=search)
-    if (found := search()) is not None:
-        compute(found, load)
-        with durable.replacing(job.layout.composition_scores) as of_contigs:
-            for part in found.parts:
-                of_contigs.write(read_part(found.job, part))
-    durable.remove_tree(job.layout.contig_parts)
-    return counts
+    def num_bytes(self, lengths_nt: IntArray) -> int:
+        """Return the size of the scores of contigs, and then of windows."""
+        return 4 * (len(lengths_nt) + self.num_windows(lengths_nt))
 
+    def num_windows(self, lengths_nt: IntArray) -> int:
+        long_nt = lengths_nt[lengths_nt >= LONG_CONTIG_NT]
+        return int(chunks_per_contig(long_nt, self.chunk_nt, self.min_nt).sum())
 
-def _join_parts(job: CompositionJob, parts: Sequence[range]) -> int:
-    """Write the composition scores of all contigs and windows into two files; return how many contigs have one."""
-    scored, layout = 0, job.layout
-    with (
-        durable.replacing(layout.composition_scores) as of_contigs,
-        durable.replacing(layout.composition_windows) as of_windows,
-    ):
-        for part in parts:
-            data = read_part(job, part)
-            of_part = np.frombuffer(data[: 4 * len(part)], np.float32)
-            scored += int(np.count_nonzero(~np.isnan(of_part)))
-            of_contigs.write(of_part.tobytes())
-            of_windows.write(data[4 * len(part) :])
-    return scored
+    def compute(self, index: SequenceIndex, contigs: range, loaded: ContigModel) -> bytes:
+        return b"".join(score_by_composition(index, contigs, loaded, chunk_nt=self.chunk_nt, min_nt=self.min_nt))
+
+    def without_result(self, lengths_nt: IntArray) -> bytes:
+        return np.full(self.num_bytes(lengths_nt) // 4, np.nan, np.float32).tobytes()
+
+    def join(self, units: ContigUnits) -> dict[str, int]:
+        """Write the scores of all contigs and windows into two files."""
+        scored, layout = 0, self.layout
+        with (
+            durable.replacing(layout.composition_scores) as of_contigs,
+            durable.replacing(layout.composition_windows) as of_windows,
+        ):
+            for contigs, data in units.found(self):
+                scores = np.frombuffer(data[: 4 * len(contigs)], np.float32)
+                scored += int(np.count_nonzero(~np.isnan(scores)))
+                of_contigs.write(scores.tobytes())
+                of_windows.write(data[4 * len(contigs) :])
+        return {"contigs": len(units.index), "scored": scored}
+
+    def validate(self, lengths_nt: IntArray) -> None:
+        """Raise ResultError where the files hold anything but a probability, or none, of each contig and window."""
+        for path, number in (
+            (self.layout.composition_scores, len(lengths_nt)),
+            (self.layout.composition_windows, self.num_windows(lengths_nt)),
+        ):
+            scores = map_scores(path, "scores", number)
+            if not np.all((scores >= 0) & (scores <= 1) | np.isnan(scores)):
+                raise ResultError(path, "holds numbers that are no probabilities")
+
+    def scores(self, index: SequenceIndex) -> FloatArray:
+        """Return the joined scores of all contigs, float32 (contigs,) in input order."""
+        return map_scores(self.layout.composition_scores, "scores", len(index))
 
 
-def search_parts(searched_nt: IntArray, num_workers: int) -> list[range]:
-    """
-    Return the contigs of each part that is searched, by their number in the input.
+@dataclass(frozen=True, kw_only=True)
+class Homology(Composition):
+    """Refines ambiguous composition scores, once they are joined, by homology to known proteins: float32."""
 
-    *searched_nt* count of all contigs, in that order. Parts are as large as each other, and as many for each process:
-    all proteins are read for each.
-    """
-    ends_nt = np.cumsum(searched_nt)
-    total_nt = int(ends_nt[-1])
-    number = num_workers * -(-total_nt // (num_workers * SEARCH_PART_NT))
-    limits = np.searchsorted(ends_nt, total_nt * np.arange(1, number) // number, side="right")
-    return [range(*part) for part in pairwise(np.unique([0, *limits.tolist(), len(ends_nt)]).tolist())]
+    worker_nt: int = 250_000
+    unit_nt: int = PASS_NT
+    name: ClassVar[str] = "homology"
+    parts: ClassVar[int] = 4  # all proteins are read for each
+
+    def work_nt(self, index: SequenceIndex) -> IntArray:
+        """Return the nucleotides that are searched."""
+        is_searched = is_ambiguous(self.scores(index)) & self.model.searches_proteins
+        return np.where(is_searched, np.minimum(super().work_nt(index), SEARCHED_NT), 0)
+
+    def units(self, work_nt: IntArray, num_workers: int) -> list[range]:
+        """Return units as large as each other, and as many for each process that they are worth."""
+        ends_nt = np.cumsum(work_nt)
+        total_nt = int(ends_nt[-1]) if len(ends_nt) else 0
+        if not total_nt:
+            return []
+        num_workers = max(1, min(num_workers, total_nt // self.worker_nt))
+        number = num_workers * -(-total_nt // (num_workers * self.unit_nt))
+        limits = np.searchsorted(ends_nt, total_nt * np.arange(1, number) // number, side="right")
+        return [range(*one) for one in pairwise(np.unique([0, *limits.tolist(), len(ends_nt)]).tolist())]
+
+    def num_bytes(self, lengths_nt: IntArray) -> int:
+        return 4 * len(lengths_nt)
+
+    def compute(self, index: SequenceIndex, contigs: range, loaded: ContigModel) -> bytes:
+        return refine_scores(index, contigs, loaded, self.scores(index)[contigs.start : contigs.stop]).tobytes()
+
+    def join(self, units: ContigUnits) -> dict[str, int]:
+        """Write the refined scores of all contigs."""
+        searched = int(np.count_nonzero(units.work_nt(self)))
+        if searched:
+            scores = np.array(self.scores(units.index))
+            for contigs, data in units.found(self):
+                scores[contigs.start : contigs.stop] = np.frombuffer(data, np.float32)
+            durable.write_bytes(self.layout.composition_scores, scores.tobytes())
+        return {"searched": searched}

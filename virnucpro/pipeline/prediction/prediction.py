@@ -20,14 +20,15 @@ from virnucpro import durable
 from virnucpro.calls.contig_calls import BY_SEQUENCE, ESCAPED_IDS, CallOutputs, CallRules, call_contigs
 from virnucpro.calls.contig_scores import score_contigs
 from virnucpro.choices import TableFormat, WrittenGenes
-from virnucpro.config import fingerprint
+from virnucpro.config import RunLimits, fingerprint
 from virnucpro.data.fragments import write_fragments
 from virnucpro.models.contigs.contig_model import load_contig_model
+from virnucpro.pipeline.executor import LocalRanks
 from virnucpro.pipeline.hardware.device_claim import DeviceClaim
 from virnucpro.pipeline.multi_gpu_inference import embed_job
-from virnucpro.pipeline.prediction.composition import score_composition
-from virnucpro.pipeline.prediction.genes import write_genes
-from virnucpro.pipeline.prediction.part_jobs import CompositionJob, GeneJob
+from virnucpro.pipeline.prediction.composition import Composition, Homology
+from virnucpro.pipeline.prediction.contig_run import compute_contigs
+from virnucpro.pipeline.prediction.genes import Genes
 from virnucpro.pipeline.prediction.preparation import prepare_prediction
 from virnucpro.pipeline.prediction.result import EMBEDDING_STAGES, close_prediction, prediction_result
 from virnucpro.pipeline.prediction.sample import read_sample
@@ -39,17 +40,20 @@ from virnucpro.store.locks.worker_lock import taking_part
 from virnucpro.store.manifest import RunManifest
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Sequence
+    from collections import Counter
+    from collections.abc import Callable, Mapping, Sequence
 
     from virnucpro.arrays import BoolArray
-    from virnucpro.config import RunLimits
     from virnucpro.pipeline.devices import Device
+    from virnucpro.pipeline.executor import Executor
     from virnucpro.pipeline.hosts.result_passes import ItemMap
+    from virnucpro.pipeline.prediction.contig_run import ContigRun
     from virnucpro.pipeline.prediction.preparation import PredictionRun
     from virnucpro.pipeline.prediction.result import PredictionResult, ReportWriter
     from virnucpro.pipeline.prediction.settings import PredictionConfig
     from virnucpro.pipeline.run.run_result import RunResult
     from virnucpro.pipeline.run.stages import EmbeddingJob, StageRunner
+    from virnucpro.store.manifest import StageRecord
     from virnucpro.telemetry.run_telemetry import RunTelemetry
 
 log = structlog.get_logger(__name__)
@@ -64,6 +68,7 @@ def run_prediction(
     write_report: ReportWriter,
     workers: int | None = None,
     limits: RunLimits | None = None,
+    executor: Callable[[], Executor] = LocalRanks,
     embed: Callable[[EmbeddingJob], RunResult] | None = None,
     elsewhere: ItemMap | None = None,
     stage_runner: StageRunner = call_stage,
@@ -80,8 +85,9 @@ def run_prediction(
             device a worker, which no other process may use.
         workers: Number of CPU workers; None for as many as the machine bears.
         limits: Attempts and time limits of the worker processes.
+        executor: Returns what computes the ranks of a work on contigs; by default processes of this machine.
         embed: Does an embedding run; by default with processes of this machine.
-        elsewhere: Has contigs scored and frames classified on other hosts; None for this one.
+        elsewhere: Has frames classified on another host; None for this one.
         stage_runner: Does each other stage; by default in place.
         telemetry: Shows the run; by default one of its own, which reports failures on standard error.
         stop: Set it to end the run at the next batch boundary.
@@ -103,29 +109,63 @@ def run_prediction(
             return prediction_result(run, was_complete=True)
         embed = embed or partial(embed_job, claim=claim, workers=workers, limits=limits, telemetry=shown, stop=stop)
         with failure_noted(layout):
-            by_parts: dict[str, Any] = {"workers": workers, "limits": limits, "elsewhere": elsewhere}
-            by_parts |= {"advance": shown.advance, "stop": stop}
+            compute = partial(
+                compute_contigs,
+                run_id=run_id,
+                workers=workers,
+                log_level=config.log_level,
+                limits=limits or RunLimits(),
+                stages=stages,
+                stop=stop,
+            )
             if config.composition is not None:
-                of_composition = partial(score_composition, **by_parts)
-                stages.do("composition", lambda: run.do(composition_stage(run, of_composition)))
+                with stages.shown("composition"):
+                    run.do(composition_stage(run, partial(compute, executor=executor()), stages))
             embeddings: list[RunResult] = []
             if config.cascade is not None:
                 stages.do("fragments", lambda: run.do(fragments_stage(run, stop)))
                 with claim.held(shown, run_id=run_id, stop=stop):
                     embeddings += [_embedded(run, job, embed, stages) for job in embedding_jobs(run)]
                 stages.do("classify", lambda: run.do(classify_stage(run, stop, elsewhere)))
-            stages.do("contigs", lambda: call(run, partial(write_genes, **by_parts), stop))
+            with stages.shown("contigs"):
+                call(run, partial(compute, executor=executor()), stages, stop)
             return stages.do("report", lambda: close_prediction(run, embeddings, write_report))
 
 
-def composition_stage(run: PredictionRun, work: Callable[[CompositionJob], dict[str, int]]) -> Stage:
+def composition_stage(run: PredictionRun, compute: Callable[..., ContigRun], stages: Stages) -> Stage:
     """Score the contigs by composition, and refine ambiguous scores."""
     config, layout = run.config, run.layout
     assert config.composition is not None
-    chunks = {"chunk_nt": config.chunk_nt, "min_nt": config.min_nt}
-    job = CompositionJob(layout=layout, model=config.composition, fingerprint=run.fingerprint, **chunks)
-    written = [layout.composition_scores, layout.composition_windows]
-    return Stage(name="composition", fingerprint=run.fingerprint, files=written, work=lambda: work(job))
+    common: dict[str, Any] = {"layout": layout, "fingerprint": run.fingerprint, "model": config.composition}
+    common |= {"chunk_nt": config.chunk_nt, "min_nt": config.min_nt}
+    works = Composition(**common), Homology(**common)
+    quarantined: dict[int, tuple[str, int]] = {}
+
+    def work() -> dict[str, int]:
+        done = compute(works, task="score_contigs", join="aggregate_scores")
+        quarantined.update(done.quarantined)
+        stages.do("validate_scores", lambda: works[0].validate(done.units.lengths_nt))
+        _remove_parts(run, "composition", quarantined)
+        return done.counts
+
+    def is_whole(record: StageRecord) -> bool:
+        return not record.quarantined or "fragments" in run.manifest.stages  # what is embedded goes by the scores
+
+    return Stage(
+        name="composition",
+        fingerprint=run.fingerprint,
+        files=[layout.composition_scores, layout.composition_windows],
+        work=work,
+        is_whole=is_whole,
+        quarantined=quarantined,
+    )
+
+
+def _remove_parts(run: PredictionRun, stage: str, quarantined: Mapping[int, object]) -> None:
+    """Remove what was found of units, unless another start is to compute contigs in quarantine with the rest of it."""
+    others = [record for name, record in run.manifest.stages.items() if name != stage]
+    if not quarantined and not any(record.quarantined for record in others):
+        durable.remove_tree(run.layout.contig_parts)
 
 
 def _embedded(
@@ -208,11 +248,9 @@ def _classify_for(run: PredictionRun) -> dict[str, int]:
 
 
 def call(
-    run: PredictionRun,
-    find_genes: Callable[[GeneJob, BoolArray], int],
-    stop: threading.Event | None = None,
+    run: PredictionRun, compute: Callable[..., ContigRun], stages: Stages, stop: threading.Event | None = None
 ) -> None:
-    """Call every contig, and remove the files that are not wanted any more."""
+    """Call every contig, find genes, and remove the files that are not wanted any more."""
     layout, config = run.layout, run.config
     outputs = CallOutputs(
         as_json=TableFormat.JSON in config.formats,
@@ -248,19 +286,37 @@ def call(
         fingerprint=config.fingerprint,
         has_contig_model=config.card.contig_model is not None,
         reads_embeddings=config.reads_embeddings,
+        quarantined=run.unscored(),
     )
 
+    quarantined: dict[int, tuple[str, int]] = {}
+
+    def called() -> tuple[Counter[str], BoolArray]:
+        return call_contigs(order, layout, rules, run.score_reader(order), outputs, stop=stop)
+
     def work() -> dict[str, int]:
-        calls, has_genes_C = call_contigs(order, layout, rules, run.score_reader(order), outputs, stop=stop)
+        calls, has_genes_C = stages.runner("contigs", called)
         counted = [*map(str, Call), *[BY_SEQUENCE] * rules.reads_embeddings, *[ESCAPED_IDS] * (calls[ESCAPED_IDS] > 0)]
         counts = {name.replace(" ", "_"): calls[name] for name in counted}
         if has_genes:
-            counts["genes"] = find_genes(GeneJob(layout=layout, fingerprint=identity), has_genes_C)
-        else:
-            durable.remove_tree(layout.contig_parts)  # a start that was killed may have found some genes
+            genes = Genes(layout=layout, fingerprint=identity)
+            genes.choose(has_genes_C)
+            done = compute([genes], task="find_genes", join="aggregate_genes")
+            counts |= done.counts
+            quarantined.update(done.quarantined)
+        _remove_parts(run, "contigs", quarantined)  # also those of a start that was killed, and was to find genes
         return counts
 
-    run.do(Stage(name="contigs", fingerprint=identity, files=written, work=work))
+    run.do(
+        Stage(
+            name="contigs",
+            fingerprint=identity,
+            files=written,
+            work=work,
+            is_whole=lambda record: not record.quarantined,
+            quarantined=quarantined,
+        )
+    )
 
 
 def _has_moved_whole(run: PredictionRun, job: EmbeddingJob) -> bool:

@@ -75,6 +75,11 @@ class PredictionRun(StagedRun):
             return None
         return cascade.embeds(map_scores(self.layout.composition_scores, "scores", len(self.open_index())))
 
+    def unscored(self) -> dict[int, tuple[str, int]]:
+        """Return number in the input -> why, of the contigs whose composition is not computed."""
+        record = self.manifest.stages.get("composition")
+        return {} if record is None else record.quarantined
+
     def frame_order(self) -> FrameOrder:
         """Return all contigs and frames in their order; the fragments, if there are to be any, must be there."""
         config = self.config
@@ -204,6 +209,7 @@ def _start_from_scratch(layout: PredictionLayout, earlier: PredictionManifest, i
         layout.composition_windows,
         layout.contig_scores,
         layout.window_scores,
+        *layout.worker_logs(),
     ]
     durable.remove_tree(layout.contig_parts)
     remove_files(layout, files, keep={Path(path) for file in index.files for path in (file.read_path, file.real_path)})

@@ -12,6 +12,7 @@ from virnucpro import durable, run_folders
 from virnucpro.choices import Keep, WrittenGenes
 from virnucpro.config import fingerprint
 from virnucpro.data.frames import chunks_per_contig
+from virnucpro.errors import ExitCode, WorkersFailedError
 from virnucpro.pipeline.prediction.multiqc import key_of, write_multiqc
 from virnucpro.pipeline.prediction.sample import sample_notes
 from virnucpro.pipeline.prediction.settings import EVERY_CONTIG
@@ -33,6 +34,10 @@ if TYPE_CHECKING:
     """Makes ``report.html`` from the other files of a run."""
 
 EMBEDDING_STAGES = ("dna", "protein")
+QUARANTINED = "quarantined"
+"""Count of contigs that ended the processes which computed them; absent where there are none."""
+QUARANTINES = {"composition": "composition", "contigs": "genes"}
+"""Stage -> what of a contig may end processes."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -66,11 +71,20 @@ class PredictionResult:
 
     def raise_unless(self, *, allow_partial: bool) -> None:
         """
-        Raise the error of missing frames; with *allow_partial* they are none.
+        Raise the error of missing frames, or contigs in quarantine; with *allow_partial* they are none.
 
         Raises:
             WorkersFailedError, OutputError: By what happened to the embedding runs.
         """
+        if (number := self.counts.get(QUARANTINED)) and not allow_partial:
+            raise WorkersFailedError(
+                {},
+                world_size=0,
+                missing_sequences=number,
+                total_sequences=self.counts["contigs"],
+                partial_path=str(self.contigs_path),
+                exit_code=ExitCode.PARTIAL,
+            )
         for result in self.embeddings:
             result.raise_unless(allow_partial=allow_partial)
 
@@ -117,7 +131,8 @@ def close_prediction(
     manifest.notes += [config.card.worth] if config.card.worth else []
     if not manifest.counts["missing_frames"] and config.cascade and not config.keeps_frames(num_nt):
         _remove_frames(run)
-    manifest.end("partial" if manifest.counts["missing_frames"] else "complete")
+    is_partial = manifest.counts["missing_frames"] or QUARANTINED in manifest.counts
+    manifest.end("partial" if is_partial else "complete")
     manifest.output_settings = config.output_settings()
     manifest.files = {
         name: sha256
@@ -149,6 +164,7 @@ def _counts(run: PredictionRun) -> dict[str, int]:
     config, stages, index = run.config, run.manifest.stages, run.open_index()
     lengths = index.lengths[:]
     looked_at = lengths >= config.min_nt
+    quarantined = {number for stage in QUARANTINES if stage in stages for number in stages[stage].quarantined}
     fragments = stages["fragments"].counts if config.cascade is not None else {}
     classified = stages["classify"].counts if config.cascade is not None else {"frames": 0, "scored": 0}
     return {
@@ -164,6 +180,7 @@ def _counts(run: PredictionRun) -> dict[str, int]:
         "missing_frames": classified["frames"] - classified["scored"],
         "short_for_classifier": int(np.count_nonzero((lengths < config.chunk_nt / 2) & looked_at)),
         **stages["contigs"].counts,
+        **({QUARANTINED: len(quarantined)} if quarantined else {}),
     }
 
 
@@ -211,6 +228,7 @@ def _notes(counts: Mapping[str, int], sequences: str, *, chunk_nt: int, min_nt: 
         "by_sequence": "without an open frame {were} scored by composition alone",
         "escaped_ids": "whose id begins like a control line of tracks: its first character is written as %XX there",
         "missing_frames": "{were} not embedded (listed in failed_sequences.tsv)",
+        QUARANTINED: "{were} left out: each ended the processes that computed it (listed in failed_sequences.tsv)",
     }
     notes = []
     for name, sentence in sentences.items():
@@ -239,15 +257,20 @@ def _prove_counts(counts: Mapping[str, int]) -> None:
 
 
 def _list_failed(run: PredictionRun) -> None:
-    """List the skipped contigs, then the frames that a model has no row of."""
-    layout, index = run.layout, run.open_index()
-    if not index.num_skipped and not run.manifest.counts["missing_frames"]:
+    """List the skipped contigs, those in quarantine, then the frames that a model has no row of."""
+    layout, index, counts = run.layout, run.open_index(), run.manifest.counts
+    if not index.num_skipped and not counts["missing_frames"] and QUARANTINED not in counts:
         durable.remove(layout.failed_sequences)
         return
     with durable.replacing(layout.failed_sequences) as file:
         file.write(FAILED_HEADER.encode())
         for record in index.skipped():
             file.write(f"{record.sequence_id}\t{record.reason}\t0\n".encode())
+        for stage, what in QUARANTINES.items():
+            quarantined = run.manifest.stages[stage].quarantined if stage in run.manifest.stages else {}
+            for number, (failure, attempts) in sorted(quarantined.items()):
+                (name,) = index.sequence_ids(index.in_input_order()[[number]])
+                file.write(f"{name}\t{what}: {failure}\t{attempts}\n".encode())
         for stage in run.config.encoders:
             listed = RunLayout(run.embedding_job(stage).folder).failed_sequences
             if listed.is_file():

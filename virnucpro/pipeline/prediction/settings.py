@@ -98,6 +98,8 @@ class PredictionConfig:
     """Contigs whose genes are written; any but ``auto``."""
     only_viral: bool = False
     """Whether tables and tracks hold the viral contigs alone."""
+    log_level: str = "INFO"
+    """Least severe level in the logs of workers."""
     not_given: frozenset[str] = frozenset()
     """Output settings that stand at their defaults: a folder that a run was made in keeps its own."""
 
@@ -324,6 +326,7 @@ def configure_prediction(
         keep_chunks=result.keep_chunks,
         genes=WrittenGenes.VIRAL if result.genes is WrittenGenes.AUTO else result.genes,
         only_viral=result.only_viral,
+        log_level=settings.monitoring.log_level,
         not_given=_not_given(settings),
     )
 

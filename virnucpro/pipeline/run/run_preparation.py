@@ -13,7 +13,7 @@ from __future__ import annotations
 from contextlib import suppress
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, ClassVar
 
 import numpy as np
 import structlog
@@ -61,10 +61,17 @@ if TYPE_CHECKING:
 
 log = structlog.get_logger(__name__)
 
+GPU_WORKER = "virnucpro.pipeline.gpu_worker:gpu_worker"
+"""By name, so that the parent does not import the framework."""
+
 
 @dataclass(frozen=True, kw_only=True)
 class PreparedRun:
     """A run that is ready to start."""
+
+    task: ClassVar[str] = "embed_shard"
+    worker_fn: ClassVar[WorkerFunction] = GPU_WORKER
+    is_small: ClassVar[bool] = False
 
     run_id: str
     """Unique to this start."""
@@ -96,6 +103,10 @@ class PreparedRun:
         """Return what decides about failures of this start of the run, and tells *telemetry*."""
         ranks, blocks = telemetry.ranks, self.num_blocks
         return Recovery(ranks, num_blocks=blocks, limits=limits, run_id=self.run_id, observer=telemetry)
+
+    def compute_here(self, recovery: Recovery, stop: threading.Event) -> None:
+        """Not done: a model is loaded in a process of its own."""
+        raise NotImplementedError
 
     def facts(self) -> EmbeddingFacts:
         """Return what telemetry shows of the run."""

@@ -22,7 +22,7 @@ from virnucpro.store.locks.holder import holder_of
 from virnucpro.store.manifest import RunManifest, read_manifest
 from virnucpro.telemetry.show import wording
 from virnucpro.telemetry.show.status_file import WRITE_INTERVAL_S, read_status, to_json
-from virnucpro.telemetry.snapshot import RankState
+from virnucpro.telemetry.snapshot import SEQUENCES, RankState
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Mapping
@@ -118,8 +118,14 @@ class RunStatus:
     @property
     def worker_logs(self) -> str:
         """Shell pattern of the workers' log files."""
-        runs = "" if self.kind in {"", "embedding"} else "*/"
+        embedding = self.embedding
+        is_whole = self.kind in {"", "embedding"} or (embedding is not None and embedding.counts != SEQUENCES)
+        runs = "" if is_whole or (embedding is None and self._have_contigs_failed()) else "*/"
         return f"{shlex.quote(str(self.output_dir))}/{runs}logs/worker_*.log"
+
+    def _have_contigs_failed(self) -> bool:
+        """Whether a prediction that is over has logs of its own workers, and came to no embedding."""
+        return bool(FolderLayout(self.output_dir).worker_logs()) and not any(self.output_dir.glob("*/logs"))
 
     @property
     def next_step(self) -> str:

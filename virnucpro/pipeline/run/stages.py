@@ -95,6 +95,8 @@ class Stage:
     """Does it; returns a dataclass or dictionary of counts."""
     is_whole: Callable[[StageRecord], bool] = lambda _: True
     """Whether what was recorded is all that there can be."""
+    quarantined: dict[int, tuple[str, int]] = field(default_factory=dict)
+    """See ``StageRecord``; *work* adds to it."""
 
 
 @dataclass(kw_only=True)
@@ -132,7 +134,8 @@ class StagedRun:
         counts = stage.work()
         seconds = time.monotonic() - began_s
         as_dict = dict(counts) if isinstance(counts, dict) else asdict(counts)  # type: ignore[call-overload]
-        self.record(stage.name, stage.fingerprint, stage.files, as_dict, seconds=seconds)
+        more: dict[str, Any] = {"quarantined": stage.quarantined} if stage.quarantined else {}
+        self.record(stage.name, stage.fingerprint, stage.files, as_dict, seconds=seconds, **more)
 
     def record(
         self,
@@ -143,15 +146,15 @@ class StagedRun:
         *,
         seconds: float,
         was_done: bool = False,
-        **of_embedding: Any,
+        **more: Any,
     ) -> None:
-        """Note that a stage is done; *was_done*: by an earlier start."""
+        """Note that a stage is done; *was_done*: by an earlier start. *more*: other fields of its record."""
         self.manifest.stages[stage] = StageRecord(
             fingerprint=stage_fingerprint,
             seconds=round(seconds, 3),
             files={self._relative(path): durable.sha256_of(path) for path in files},
             counts=counts,
-            **of_embedding,
+            **more,
         )
         if not was_done:
             self.computed.append(stage)

@@ -129,6 +129,13 @@ class BlockPool:
         others = [block for block, owner in self._moved.items() if owner == rank and block not in stride]
         return sorted([*(block for block in stride if self.rank_of(block) == rank), *others])
 
+    def add(self, number: int) -> None:
+        """Add so many blocks after those of before; their files are to be looked for."""
+        first, self._num_blocks = self._num_blocks, self._num_blocks + number
+        self._is_done.extend(bytes(number))
+        self._is_checked.extend(bytes(number))
+        self._free.extend(range(first, self._num_blocks))
+
     def begin(self, rank: int) -> Sequence[int]:
         """Note that a process of *rank* is about to start, and return the blocks that it checks first."""
         blocks = self.blocks_of(rank)

@@ -40,7 +40,7 @@ from virnucpro.telemetry.ranks import claimed_messages, runs_of, whole_blocks
 from virnucpro.telemetry.snapshot import ProcessEnd
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator, Sequence
+    from collections.abc import Callable, Iterator, Sequence
 
     from virnucpro.config import RunLimits
     from virnucpro.pipeline.work.block_pool import Grant
@@ -121,6 +121,7 @@ class Recovery:
         limits: How many fruitless processes in a row a rank may have.
         oom_kills: The kernel's count; by default that of our own control group.
         pool: Hands out the blocks; by default all of the plan, each rank's stride first.
+        more: Called each time that everything is done; returns how many blocks follow, which need what was done.
     """
 
     def __init__(
@@ -133,6 +134,7 @@ class Recovery:
         run_id: str = "",
         observer: RankObserver | None = None,
         pool: BlockPool | None = None,
+        more: Callable[[], int] = lambda: 0,
     ) -> None:
         self.ranks = ranks
         self.limits = limits
@@ -140,6 +142,7 @@ class Recovery:
         self._observer = _Unobserved() if observer is None else observer
         self._run_id = run_id
         self._pool = BlockPool(num_blocks, ranks) if pool is None else pool
+        self._more = more
         self._standings = {rank.rank: Standing(rank) for rank in ranks}
         self._deaths: list[Death] = []
         self._excluded: dict[int, Quarantine] = {}
@@ -251,6 +254,8 @@ class Recovery:
         may_take = rank in healthy or not healthy
         if self._is_doubted(rank) and not idle:
             return None
+        if idle and self._pool.is_done:
+            self._pool.add(self._more())
         most = 1 if self._is_doubted(rank) else MOST_AT_ONCE
         return self._pool.next_for(rank, suspects, for_it, idle=idle, may_take=may_take, most=most)
 

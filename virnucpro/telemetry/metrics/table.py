@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import platform
 from dataclasses import dataclass
+from functools import partial
 from importlib.metadata import version
 from typing import TYPE_CHECKING, TypeVar
 
@@ -16,6 +17,7 @@ from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Histo
 from prometheus_client.registry import Collector
 
 from virnucpro.telemetry.labels import LABEL_VARIABLES, started_by
+from virnucpro.telemetry.snapshot import CONTIGS, SEQUENCES
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Iterator, Mapping
@@ -56,9 +58,9 @@ class Metric:
     help: str
 
 
-def _ranks(run: RunSnapshot) -> Iterator[tuple[Labels, RankSnapshot]]:
+def _ranks(run: RunSnapshot, counts: str = "") -> Iterator[tuple[Labels, RankSnapshot]]:
     for embedding in run.embeddings:
-        for rank in embedding.ranks:
+        for rank in embedding.ranks if embedding.counts == counts or not counts else ():
             yield (str(rank.rank), rank.host, rank.device, embedding.model), rank
 
 
@@ -67,9 +69,13 @@ def _costs(run: RunSnapshot) -> Iterator[tuple[Labels, WorkerCost]]:
         yield (str(cost.rank), cost.host, cost.device, cost.model), cost
 
 
+def _works(run: RunSnapshot) -> Iterator[tuple[Labels, EmbeddingSnapshot]]:
+    for work in run.embeddings:
+        yield (work.model,), work
+
+
 def _embeddings(run: RunSnapshot) -> Iterator[tuple[Labels, EmbeddingSnapshot]]:
-    for embedding in run.embeddings:
-        yield (embedding.model,), embedding
+    return ((named, work) for named, work in _works(run) if work.counts == SEQUENCES)
 
 
 def _gpus(run: RunSnapshot) -> Iterator[tuple[Labels, GpuSample]]:
@@ -95,8 +101,10 @@ def _metric_of(
     return metric
 
 
-_of_ranks, _of_costs = _metric_of(RANK, _ranks), _metric_of(RANK, _costs)
-_of_embeddings, _of_gpus, _of_run = _metric_of(MODEL, _embeddings), _metric_of(GPU, _gpus), _metric_of((), _run)
+_of_workers, _of_costs = _metric_of(RANK, _ranks), _metric_of(RANK, _costs)
+_of_ranks, _of_contigs = (_metric_of(RANK, partial(_ranks, counts=counts)) for counts in (SEQUENCES, CONTIGS))
+_of_works, _of_embeddings = _metric_of(MODEL, _works), _metric_of(MODEL, _embeddings)
+_of_gpus, _of_run = _metric_of(GPU, _gpus), _metric_of((), _run)
 
 
 def _counts(
@@ -122,7 +130,7 @@ def _build_info(_: RunSnapshot) -> Iterator[tuple[Labels, Value]]:
 
 def _run_info(run: RunSnapshot) -> Iterator[tuple[Labels, Value]]:
     flow = tuple(started_by().values())
-    for one in run.embeddings:
+    for _, one in _embeddings(run):
         yield (run.run_id, one.model, one.precision, str(one.token_budget), str(len(one.ranks)), *flow), 1
 
 
@@ -134,9 +142,13 @@ METRICS = (
               "sequences and rows from the embedding cache included."),
     _of_ranks("virnucpro_tokens_total", "counter", "tokens", lambda rank: rank.tokens,
               "Tokens computed in this start of the run, special tokens included."),
-    _of_ranks("virnucpro_batches_total", "counter", "batches", lambda rank: rank.batches,
+    _of_contigs("virnucpro_contigs_total", "counter", "contigs", lambda rank: rank.rows,
+                "Contigs of which what was found is durable, each counted once: those of earlier starts included."),
+    _of_contigs("virnucpro_nucleotides_total", "counter", "nucleotides", lambda rank: rank.tokens,
+                "Nucleotides of contigs computed in this start of the run; those that are searched count again."),
+    _of_workers("virnucpro_batches_total", "counter", "batches", lambda rank: rank.batches,
               "Batches computed in this start of the run."),
-    _of_ranks("virnucpro_written_bytes_total", "counter", "bytes", lambda rank: rank.written_bytes,
+    _of_workers("virnucpro_written_bytes_total", "counter", "bytes", lambda rank: rank.written_bytes,
               "Bytes of results made durable in this start of the run."),
     _of_ranks("virnucpro_cache_hits_total", "counter", "sequences", lambda rank: rank.cache_hits,
               "Sequences whose rows came from the embedding cache."),
@@ -148,38 +160,40 @@ METRICS = (
     _of_costs("virnucpro_worker_cpu_seconds_total", "counter", "seconds", lambda cost: cost.cpu_s,
               "Processor seconds, user and system, of a rank's processes."),
     Metric("virnucpro_failed_sequences_total", "counter", "sequences",
-           (*MODEL, "reason"), _counts(_embeddings, lambda run: run.failed),
+           (*MODEL, "reason"), _counts(_works, lambda run: run.failed),
            "Sequences, copies included, that got no row because computing them failed, by failure class."),
     Metric("virnucpro_quarantined_sequences_total", "counter", "sequences",
-           (*MODEL, "reason"), _counts(_embeddings, lambda run: run.quarantined),
+           (*MODEL, "reason"), _counts(_works, lambda run: run.quarantined),
            "Sequences, copies included, that are not computed any more because they ended processes, by failure "
            "class."),
     _of_embeddings("virnucpro_deduplicated_sequences_total", "counter", "sequences", lambda run: run.copies,
                    "Records that take the row of an identical sequence."),
     _of_embeddings("virnucpro_skipped_records_total", "counter", "records", lambda run: run.skipped,
                    "Invalid records of the input that were skipped, as the run's settings allow."),
-    _of_ranks("virnucpro_batch_duration_seconds", "histogram", "seconds",
+    _of_workers("virnucpro_batch_duration_seconds", "histogram", "seconds",
               lambda rank: rank.batch_seconds if rank.batches else None,
               "Seconds a batch took, from the end of the one before or its own start, whichever is later, to its "
               "rows."),
     _of_ranks("virnucpro_packing_efficiency_ratio", "gauge", "0 to 1", lambda rank: rank.packing_efficiency,
               "Tokens over token budget of the batches computed, 0 to 1."),
-    _of_ranks("virnucpro_model_load_seconds", "gauge", "seconds", lambda rank: rank.model_load_s,
+    _of_workers("virnucpro_model_load_seconds", "gauge", "seconds", lambda rank: rank.model_load_s,
               "Seconds that the rank's last process took to load the model."),
-    _of_ranks("virnucpro_worker_up", "gauge", "0 or 1",
+    _of_workers("virnucpro_worker_up", "gauge", "0 or 1",
               lambda rank: rank.has_process,
               "1 while the rank's process runs, 0 when it failed or was lost; absent while none is needed."),
     _of_costs("virnucpro_worker_resident_memory_bytes", "gauge", "bytes", lambda cost: cost.resident_bytes,
               "Bytes of resident memory of the rank's process."),
     _of_ranks("virnucpro_worker_tokens_left", "gauge", "tokens", lambda rank: rank.tokens_left,
               "Planned tokens that the rank was given and has not computed yet."),
-    _of_ranks("virnucpro_last_progress_timestamp_seconds", "gauge", "Unix time", lambda rank: rank.last_progress,
+    _of_workers("virnucpro_last_progress_timestamp_seconds", "gauge", "Unix time", lambda rank: rank.last_progress,
               "Unix time at which the rank last finished a batch or made rows durable."),
-    _of_embeddings("virnucpro_progress_ratio", "gauge", "0 to 1", lambda run: run.progress,
-                   "Share of the plan's tokens that is done, 0 to 1."),
+    _of_contigs("virnucpro_worker_nucleotides_left", "gauge", "nucleotides", lambda rank: rank.tokens_left,
+                "Nucleotides of contigs that the worker was given and has not computed yet."),
+    _of_works("virnucpro_progress_ratio", "gauge", "0 to 1", lambda run: run.progress,
+                   "Share of the tokens, or of the nucleotides of contigs, that is done, 0 to 1."),
     _of_embeddings("virnucpro_tokens_left", "gauge", "tokens", lambda run: run.tokens_left,
                    "Planned tokens that are not computed yet."),
-    _of_embeddings("virnucpro_estimated_seconds_left", "gauge", "seconds", lambda run: run.seconds_left,
+    _of_works("virnucpro_estimated_seconds_left", "gauge", "seconds", lambda run: run.seconds_left,
                    "Estimated seconds until the slowest rank has computed its share; absent while there is no rate."),
     Metric("virnucpro_stage_duration_seconds", "gauge", "seconds", STAGE, _stages(lambda stage: stage.seconds),
            "Seconds that a stage took, or has taken so far; model is empty for stages of the whole run."),

@@ -156,8 +156,7 @@ def _plain_line(snapshot: RunSnapshot) -> list[str]:
     if stage is None:
         return []
     if embedding is None or embedding.is_over:
-        contigs = wording.contigs_done(stage) or wording.stage_title(stage)
-        return [f"{contigs}: {wording.duration(stage.seconds)} so far"]
+        return [f"{wording.stage_title(stage)}: {wording.duration(stage.seconds)} so far"]
     return [wording.progress_of(embedding)]
 
 

@@ -33,6 +33,7 @@ _LEAST_BAR, _MOST_BAR = 6, 40
 _LEAST_RANKS = 2
 _LONGEST_NAME = 24
 _GAP = "  "
+_SHORT = {"sequences": "seqs", "tokens": "tok"}
 _STYLES = {
     RankState.WAITING: "dim",
     RankState.STARTING: "dim",
@@ -184,8 +185,6 @@ def lines_of(snapshot: RunSnapshot, terminal: Terminal, *, tick: int, is_stoppin
     title = f"{spinner[tick % len(spinner)]} {wording.doing(snapshot)}, {wording.about(stage.seconds)}"
     head = Text(f"{title}; stopping" if is_stopping else title, style="bold")
     lines = [head]
-    if contigs := wording.contigs_done(stage):
-        lines.append(Text(f"  {contigs}"))
     if embedding is not None and embedding.ranks and not embedding.is_over:
         lines += _of_embedding(embedding, terminal, now=snapshot.now)
     for line in lines:
@@ -197,10 +196,10 @@ def _of_embedding(embedding: EmbeddingSnapshot, terminal: Terminal, *, now: floa
     ranks = list(embedding.ranks)
     room = max(terminal.lines - 5, _LEAST_RANKS)  # head, all ranks, the others, notes, and the line of the cursor
     shown = ranks if len(ranks) <= room else _of_interest(ranks, room, now=now)
-    rows = [_of_rank(rank, now=now) for rank in shown]
+    rows = [_of_rank(rank, embedding, now=now) for rank in shown]
     if len(ranks) > 1:
         rows.append(_of_all(embedding))
-    lines = _in_columns(rows, terminal)
+    lines = _in_columns(rows, terminal, embedding)
     if others := [rank for rank in ranks if rank not in shown]:
         lines.insert(len(shown), Text(f"and {len(others)} others: {wording.states(others)}", style="dim"))
     if notes := wording.notes(embedding):
@@ -219,12 +218,12 @@ def _of_interest(ranks: Sequence[RankSnapshot], number: int, *, now: float) -> l
     return sorted(sorted(ranks, key=urgency, reverse=True)[:number], key=lambda rank: rank.rank)
 
 
-def _of_rank(rank: RankSnapshot, *, now: float) -> _Row:
+def _of_rank(rank: RankSnapshot, embedding: EmbeddingSnapshot, *, now: float) -> _Row:
     name = wording.rank_name(rank)
     return _Row(
         name=name if len(name) <= _LONGEST_NAME else name[: _LONGEST_NAME - 2] + "..",
         share=wording.rank_share(rank),
-        sequences=rank.sequences,
+        sequences=wording.computed(rank, embedding),
         rate=rank.tokens_per_second,
         seconds_left=rank.seconds_left,
         state=wording.rank_state(rank, now=now),
@@ -237,7 +236,7 @@ def _of_all(embedding: EmbeddingSnapshot) -> _Row:
     return _Row(
         name=f"all {len(embedding.ranks)} ranks",
         share=embedding.progress,
-        sequences=sum(rank.sequences for rank in embedding.ranks),
+        sequences=sum(wording.computed(rank, embedding) for rank in embedding.ranks),
         rate=rate,
         seconds_left=embedding.seconds_left,
         state=None if rate > 0 else "",
@@ -245,11 +244,11 @@ def _of_all(embedding: EmbeddingSnapshot) -> _Row:
     )
 
 
-def _in_columns(rows: Sequence[_Row], terminal: Terminal) -> list[Text]:
+def _in_columns(rows: Sequence[_Row], terminal: Terminal, embedding: EmbeddingSnapshot) -> list[Text]:
     """Return one line for each row, with as many figures as leave space for a bar."""
     names = max(len(row.name) for row in rows)
     for brevity in range(4):
-        figures = _figures(rows, brevity)
+        figures = _figures(rows, embedding, brevity)
         bar = terminal.columns - 1 - names - len("100 %") - max(map(len, figures)) - 3 * len(_GAP)
         if bar >= _LEAST_BAR:
             break
@@ -269,13 +268,16 @@ def _in_columns(rows: Sequence[_Row], terminal: Terminal) -> list[Text]:
     return lines
 
 
-def _figures(rows: Sequence[_Row], brevity: int) -> list[str]:
+def _figures(rows: Sequence[_Row], embedding: EmbeddingSnapshot, brevity: int) -> list[str]:
     """
     Return sequences, rate and time left of each row, aligned in columns.
 
     *brevity* 0 shows all, 1 shortens the units, 2 drops the sequences, 3 the rate too.
     """
-    sequences, tokens, left = (" sequences", " tokens/s", " left") if brevity == 0 else (" seqs", " tok/s", "")
+    counts, measure = embedding.counts, embedding.measure
+    if brevity:
+        counts, measure = _SHORT.get(counts, counts), _SHORT.get(measure, measure)
+    sequences, tokens, left = f" {counts}", f" {measure}/s", "" if brevity else " left"
     table = [
         (
             f"{row.sequences:,}{sequences}" if brevity < 2 else "",

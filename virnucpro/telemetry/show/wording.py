@@ -6,7 +6,7 @@ from collections import Counter
 from typing import TYPE_CHECKING
 
 from virnucpro.errors import printable
-from virnucpro.telemetry.snapshot import RankState
+from virnucpro.telemetry.snapshot import SEQUENCES, RankState
 from virnucpro.this_host import host_name
 
 if TYPE_CHECKING:
@@ -27,6 +27,9 @@ _TITLES = {
     "embed": "computing embeddings",
     "aggregate": "putting the result together",
     "validate": "checking the result",
+    "aggregate_scores": "putting the scores together",
+    "validate_scores": "checking the scores",
+    "aggregate_genes": "putting the genes together",
     "composition": "scoring contigs: composition and genes",
     "fragments": "cutting the contigs into chunks and frames",
     "dna": "embedding the frames' DNA",
@@ -117,15 +120,6 @@ def doing(snapshot: RunSnapshot) -> str | None:
     return ": ".join(stage_title(stage) for stage in [*outer[-1:], inner])
 
 
-def contigs_done(stage: StageSnapshot) -> str:
-    """Return how many contigs of a stage are done; empty where they are not counted."""
-    progress = stage.progress
-    if progress is None or not progress.total:
-        return ""
-    share = percent(progress.done / progress.total)
-    return f"{progress.done:,} of {progress.total:,} contigs {printable(progress.what)}, {share}"
-
-
 def rank_name(rank: RankSnapshot) -> str:
     """Return rank and place; safe for a terminal."""
     return f"rank {rank.rank} {rank_place(rank)}"
@@ -165,6 +159,11 @@ def silence(rank: RankSnapshot, *, now: float) -> float | None:
     return now - rank.last_progress
 
 
+def computed(rank: RankSnapshot, embedding: EmbeddingSnapshot) -> int:
+    """Return the sequences that a rank has computed; of contigs those that are durable, as each is computed twice."""
+    return rank.sequences if embedding.counts == SEQUENCES else rank.rows or 0
+
+
 def states(ranks: Sequence[RankSnapshot]) -> str:
     return ", ".join(f"{number} {state.value}" for state, number in Counter(rank.state for rank in ranks).most_common())
 
@@ -183,7 +182,7 @@ def progress_of(embedding: EmbeddingSnapshot) -> str:
     """Return the line of a log for a moment within an embedding run; safe for a terminal."""
     figures = [percent(embedding.progress, decimals=1)]
     rate = tokens_per_second(embedding)
-    figures.append(f"{rate:,.0f} tokens/s" if rate else states(embedding.ranks))
+    figures.append(f"{rate:,.0f} {embedding.measure}/s" if rate else states(embedding.ranks))
     if embedding.seconds_left is not None:
         figures.append(f"about {about(embedding.seconds_left)} left")
     return ", ".join([*figures, *notes(embedding)])
@@ -192,13 +191,14 @@ def progress_of(embedding: EmbeddingSnapshot) -> str:
 def notes(embedding: EmbeddingSnapshot) -> list[str]:
     """Return short notes on an embedding run; safe for a terminal."""
     kept = embedding.records - embedding.skipped
-    found = [f"{embedding.rows:,} of {kept:,} rows on disk"] if embedding.rows else []
+    rows = "rows" if embedding.counts == SEQUENCES else embedding.counts
+    found = [f"{embedding.rows:,} of {kept:,} {rows} on disk"] if embedding.rows else []
     if (before := done_before(embedding)) >= 0.01:
         found.append(f"{percent(before)} was done before")
     if restarts := sum(sum(rank.restarts.values()) for rank in embedding.ranks):
         found.append(f"{restarts:,} restart{'s' * (restarts != 1)}")
     if missing := sum(embedding.failed.values()) + sum(embedding.quarantined.values()):
-        found.append(f"{missing:,} sequence{'s' * (missing != 1)} failed")
+        found.append(f"{missing:,} {embedding.counts.removesuffix('s')}{'s' * (missing != 1)} failed")
     return found
 
 
