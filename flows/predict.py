@@ -30,7 +30,7 @@ from virnucpro.data.index.build import check_readable
 from virnucpro.models.classifier_files.card import BUNDLED_CLASSIFIERS
 from virnucpro.pipeline.devices import CPU
 from virnucpro.pipeline.prediction.prediction import run_prediction
-from virnucpro.pipeline.prediction.result import PredictionResult
+from virnucpro.pipeline.prediction.result import QUARANTINED, PredictionResult
 from virnucpro.pipeline.prediction.settings import configure_prediction
 from virnucpro.report.prediction.page import write_report
 from virnucpro.settings import EmbeddingResult, PredictionSettings, SequenceRules
@@ -139,6 +139,13 @@ def _final_state(result: PredictionResult) -> State[Any]:
     where = result.report_path or result.contigs_path
     calls = f"{counts['virus']:,} of {counts['contigs']:,} {result.sequences} are called viral: {where}"
     if result.state == "partial":
-        missing = f"{counts['missing_frames']:,} of {counts['frames']:,} open frames without a score"
-        return Completed(name="Partial", message=f"{missing}; {calls}", data=result)
+        missing = [
+            f"{number:,} of {total:,} {what}"
+            for number, total, what in (
+                (counts.get(QUARANTINED, 0), counts["contigs"], f"{result.sequences} left out"),
+                (counts["missing_frames"], counts["frames"], "open frames without a score"),
+            )
+            if number
+        ]
+        return Completed(name="Partial", message="; ".join([*missing, calls]), data=result)
     return Completed(message=calls, data=result)

@@ -31,6 +31,7 @@ from virnucpro.pipeline.work.recovery import Recovery
 from virnucpro.telemetry.embedding_telemetry import EmbeddingTelemetry
 from virnucpro.telemetry.log_lines import log_sentence
 from virnucpro.telemetry.ranks import Rank
+from virnucpro.telemetry.snapshot import SEQUENCES
 
 Outcome = TypeVar("Outcome")
 
@@ -176,7 +177,7 @@ def _log_end(outcome: Rank, telemetry: EmbeddingTelemetry) -> None:
         logger.info(
             "rank %s: %s %s computed, %s resumed, %.0f %s/s",
             outcome.rank,
-            f"{outcome.sequences:,}",
+            f"{outcome.sequences if facts.counts == SEQUENCES else outcome.rows:,}",
             facts.counts,
             f"{outcome.sequences_resumed:,}",
             outcome.tokens_per_second,

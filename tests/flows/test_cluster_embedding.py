@@ -165,7 +165,7 @@ def embed(run):
 
     def embedded(cluster):
         on_cluster, telemetry = OnCluster(cluster), EmbeddingTelemetry(run.facts())
-        on_cluster.embed(run, RunLimits(), telemetry, threading.Event())
+        on_cluster.compute(run, RunLimits(), telemetry, threading.Event())
         return on_cluster, telemetry
 
     return embedded

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import re
 import signal
 import threading
 import time
@@ -14,6 +15,8 @@ from virnucpro.store.results import forms
 
 pytest.importorskip("prefect")
 
+from prefect.client.orchestration import get_client
+from prefect.client.schemas.filters import FlowRunFilter, FlowRunFilterId
 from prefect.testing.utilities import prefect_test_harness
 
 from flows.predict import predict, run_from_command_line
@@ -94,6 +97,38 @@ def test_contigs_are_scored_by_as_many_processes_as_the_form_says(tmp_path, cont
     tasks = {json.loads(line)["task"] for log in logs for line in log.read_text().splitlines()}
     assert len(tasks) == workers
     assert verify_run(tmp_path / "out").problems == []
+
+
+@pytest.mark.slow
+def test_a_worker_on_contigs_that_is_killed_starts_again_and_is_seen(tmp_path, contigs, monkeypatch, caplog):
+    plain = predict([str(contigs)], str(tmp_path / "plain"), hardware={"devices": "cpu"}, return_state=True)
+    assert plain.is_completed(), plain.message
+    for name in ("worker_nt", "unit_nt"):
+        monkeypatch.setitem(Composition.__init__.__kwdefaults__, name, 1)
+    caplog.clear()
+    killer = FirstWorkerKiller(kills=1)
+    killer.start()
+    out = tmp_path / "out"
+    state = predict([str(contigs)], str(out), hardware={"devices": "cpu", "workers": 2}, return_state=True)
+    killer.done.set()
+    assert state.is_completed(), state.message
+    assert len(killer.killed) == 1
+    assert tables(out) == tables(tmp_path / "plain")
+    layout = PredictionLayout(out)
+    restarts = re.findall(
+        r'virnucpro_worker_restarts_total\{.*failure="died".*model="composition".*\} (\d+)\.0',
+        layout.metrics_textfile.read_text(),
+    )
+    assert restarts == ["1"]
+    assert "failed in attempt 1 (died)" in caplog.text
+    assert "the log holds nothing of it" in caplog.text or "end of" in caplog.text
+    with get_client(sync_client=True) as client:
+        runs = client.read_task_runs(
+            flow_run_filter=FlowRunFilter(id=FlowRunFilterId(any_=[state.state_details.flow_run_id]))
+        )
+    counts = {run.name: run.run_count for run in runs}
+    assert sorted(counts[f"score_contigs {rank} on cpu"] for rank in range(2)) == [1, 2]
+    assert {name.rpartition("-")[0] for name in counts} >= {"index_contigs", "aggregate_scores", "validate_scores"}
 
 
 @pytest.mark.slow

@@ -15,7 +15,7 @@ import pytest
 
 from tests.command_line import run
 from tests.debian_programs import program
-from tests.snapshots import ShownTerminal, run_snapshot, stage_snapshot
+from tests.snapshots import ShownTerminal, embedding_snapshot, rank_snapshot, run_snapshot, stage_snapshot
 from tools.man_page import PAGE, page
 from virnucpro.errors import ExitCode
 from virnucpro.knobs import settings_of
@@ -23,7 +23,7 @@ from virnucpro.settings import PredictionSettings
 from virnucpro.telemetry.show.progress import PlainView
 from virnucpro.telemetry.show.status_file import from_json, to_json
 from virnucpro.telemetry.show.terminal import Terminal, lines_of
-from virnucpro.telemetry.snapshot import StageProgress, StageSnapshot
+from virnucpro.telemetry.snapshot import EmbeddingSnapshot
 
 
 @pytest.mark.parametrize("command", ["", "predict", "models", "models list", "status", "label-reads"])
@@ -93,19 +93,22 @@ def test_a_summary_says_what_to_do_next(finished, examples_dir):
     )
 
 
-def test_a_log_says_how_many_contigs_are_done(capsys):
-    progress = StageProgress(done=12_345, total=50_000, what="scored")
-    stage = replace(stage_snapshot("composition", seconds=12.0), progress=progress)
-    view, snapshot = PlainView(), run_snapshot(stages=(stage,))
+def test_workers_on_contigs_are_shown_with_contigs_and_nucleotides(capsys):
+    ranks = [rank_snapshot(rank, device="cpu", sequences=999) for rank in range(2)]
+    work = embedding_snapshot(*ranks, model="composition", counts="contigs", measure="nt")
+    stages = (stage_snapshot("composition", seconds=12.0),)
+    view, snapshot = PlainView(), replace(run_snapshot(*ranks), stages=stages, embeddings=(work,))
     view.update(snapshot)
     view.update(replace(snapshot, now=snapshot.now + 31))
-    assert "12,345 of 50,000 contigs scored, 24 %: 12 s so far" in capsys.readouterr().err
-    terminal = Terminal(ShownTerminal(columns=60))
-    assert [line.plain for line in lines_of(snapshot, terminal, tick=0)] == [
-        "⠋ scoring contigs: composition and genes, 12 s",
-        "  12,345 of 50,000 contigs scored, 24 %",
-    ]
-    assert from_json(StageSnapshot, to_json(stage)) == stage
+    assert "60.0 %, 10,000 nt/s, about 8 s left, 300 of 1,000 contigs on disk" in capsys.readouterr().err
+    terminal = Terminal(ShownTerminal(columns=80))
+    head, first, _, every, note = (line.plain for line in lines_of(snapshot, terminal, tick=0))
+    assert head == "⠋ scoring contigs: composition and genes, 12 s"
+    assert first.startswith("rank 0 cpu")
+    assert first.endswith("60 %  150 contigs   5,000 nt/s  0:08 left")
+    assert every.endswith("60 %  300 contigs  10,000 nt/s  0:08 left")
+    assert note == "300 of 1,000 contigs on disk"
+    assert from_json(EmbeddingSnapshot, to_json(work)) == work
 
 
 BASH = """

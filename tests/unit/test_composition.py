@@ -330,6 +330,11 @@ def worker_with_poison(rank, world_size, results_queue, works, *more):
     contig_worker(rank, world_size, results_queue, works, *more)
 
 
+def worker_that_hangs(*arguments):
+    os.kill = lambda *_: time.sleep(1_000)
+    worker_with_poison(*arguments)
+
+
 def worker_with_poison_in_the_search(rank, world_size, results_queue, works, *more):
     refine = composition.refine_scores
 
@@ -347,6 +352,7 @@ def worker_with_poison_in_the_search(rank, world_size, results_queue, works, *mo
     [
         ("worker_with_poison", 2, 4_000),
         ("worker_with_poison", 1, 40_000),
+        ("worker_that_hangs", 1, 4_000),
         pytest.param("worker_with_poison_in_the_search", 1, 4_000, marks=pytest.mark.slow),
     ],
 )
@@ -357,10 +363,12 @@ def test_a_contig_that_ends_processes_costs_its_own_score(job, expected, monkeyp
         job = replace(job, model=replace(job.model, searches_proteins=False))
         with monkeypatch.context() as patch:
             _, contigs, windows = here(job, patch)
-    run = done(job, workers=workers, worker_fn=worker(name))
+    limits = RunLimits(progress_timeout_s=4)
+    run = done(job, workers=workers, worker_fn=worker(name), limits=limits)
     assert list(run.quarantined) == [POISON]
     failure, attempts = run.quarantined[POISON]
-    assert (failure, attempts >= (2 if unit_nt == 4_000 else 4)) == ("died", True)
+    assert failure == ("hung" if "hangs" in name else "died")
+    assert attempts >= (2 if unit_nt == 4_000 else 4)
     found, wanted = (
         np.array(np.frombuffer(data, np.float32)) for data in (job.layout.composition_scores.read_bytes(), contigs)
     )

@@ -59,7 +59,7 @@ def _predict(
         as_json=as_json,
         quiet=quiet,
         allow_partial=settings.result.allow_partial,
-        parts="frames",
+        parts="contigs or frames",
     )
     if is_flow:
         files = [str(path) for path in inputs]
@@ -117,7 +117,7 @@ def print_summary(result: PredictionResult) -> None:
 
 def _next_step(result: PredictionResult) -> str:
     if result.state == "partial":
-        return "start the same command again to compute the missing frames"
+        return "start the same command again to compute what is missing"
     if result.report_path is not None:
         return "open the report in a browser"
     return f"go on with the viral contigs, {printable(str(PredictionLayout(result.output_dir).viral_fasta))}"

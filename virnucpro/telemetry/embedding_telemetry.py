@@ -162,7 +162,10 @@ class EmbeddingTelemetry:
             "exit_code": end.exit_code,
             "starts_again": end.starts_again,
         }
-        rank.failure_report = failure_report(as_it_was, **ending, log_path=log_path, run_id=self.facts.run_id)
+        facts = self.facts
+        rank.failure_report = failure_report(
+            as_it_was, **ending, log_path=log_path, run_id=facts.run_id, counts=facts.counts, measure=facts.measure
+        )
         log_end_of_process(
             log_path,
             level="warning" if end.starts_again else "error",

@@ -18,6 +18,7 @@ from virnucpro.errors import printable
 from virnucpro.run_folders import only_regular
 from virnucpro.telemetry.log_lines import LogEntry, entry_line, exception_sentence, frame_lines, parse_line
 from virnucpro.telemetry.show.wording import rank_place
+from virnucpro.telemetry.snapshot import SEQUENCES, TOKENS
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -43,6 +44,8 @@ def failure_report(
     exit_code: int | None,
     starts_again: bool,
     run_id: str,
+    counts: str = SEQUENCES,
+    measure: str = TOKENS,
 ) -> str:
     """
     Return a few lines about a process that has failed.
@@ -55,6 +58,8 @@ def failure_report(
         exit_code: Of the process, negative for a signal; None where it never started.
         starts_again: Whether another process follows.
         run_id: Of this start of the run.
+        counts: What a batch is of.
+        measure: What is counted as its tokens.
     """
     try:
         last = _last_entries(log_path)
@@ -65,7 +70,7 @@ def failure_report(
     lines = [
         f"rank {rank.rank} on {rank_place(rank)} failed in attempt {rank.attempts} ({failure}): {reason}",
         f"  {_ending(exit_code)}; {'another process follows' if starts_again else 'it is not started again'}",
-        f"  last batch: {_last_batch(rank)}",
+        f"  last batch: {_last_batch(rank, counts, measure)}",
         *_exception(entries),
     ]
     if entries:
@@ -106,12 +111,12 @@ def _ending(exit_code: int | None) -> str:
         return f"ended by signal {-exit_code}"
 
 
-def _last_batch(rank: RankSnapshot) -> str:
+def _last_batch(rank: RankSnapshot, counts: str, measure: str) -> str:
     batch = rank.last_batch
     if batch is None:
         return "none, it had not begun to compute"
-    number = f"{batch.sequences:,} sequences" if batch.sequences != 1 else "1 sequence"
-    return f"block {batch.block}, {number}, {batch.tokens:,} tokens"
+    number = f"{batch.sequences:,} {counts if batch.sequences != 1 else counts.removesuffix('s')}"
+    return f"block {batch.block}, {number}, {batch.tokens:,} {measure}"
 
 
 def _exception(entries: list[LogEntry]) -> Iterator[str]:

@@ -51,6 +51,8 @@ STAGE = f'{RUN}, model=~"$model|"'
 SEQUENCES_PER_SECOND = "si:seq/s"
 TOKENS_PER_SECOND = "si:tok/s"
 TOKENS = "si:tok"
+CONTIGS_PER_SECOND = "si:contigs/s"
+NUCLEOTIDES, NUCLEOTIDES_PER_SECOND = "si:nt", "si:nt/s"
 CORES = "suffix:cores"
 COUNT = "locale"
 
@@ -184,7 +186,10 @@ def overview() -> Iterator[Any]:
         .decimals(1)
         .reduce_options(last_value())
         .thresholds(steps("blue"))
-        .description("Share of the plan's tokens that is done. Not of sequences: the long ones come first.")
+        .description(
+            "Share of the plan's tokens, or of the nucleotides of contigs, that is done. Not of sequences: the long "
+            "ones come first."
+        )
     )
     yield figure(
         3,
@@ -209,10 +214,11 @@ def overview() -> Iterator[Any]:
     ).no_value("not running")
     yield figure(
         3,
-        "Rows",
+        "Rows, contigs",
         COUNT,
         now(in_all("virnucpro_sequences_total"), "{{model}}"),
-        about="Rows that are durable, those of earlier starts, copies and rows from the cache included.",
+        now(in_all("virnucpro_contigs_total"), "{{model}}"),
+        about="Rows and contigs that are durable, those of earlier starts, copies and rows from the cache included.",
     )
     yield figure(
         3,
@@ -344,6 +350,26 @@ def throughput() -> Iterator[Any]:
         ),
         about="The figure to compare devices and runs by.",
     )
+    yield lines(
+        12,
+        "Contigs per second, by worker",
+        CONTIGS_PER_SECOND,
+        query(
+            f"sum by (rank, host, model) (rate(virnucpro_contigs_total{{{RANK}}}[$__rate_interval]))",
+            "{{rank}} {{host}} {{model}}",
+        ),
+        about="Contigs scored by composition, or searched for genes; counted when what was found is durable.",
+    )
+    yield lines(
+        12,
+        "Nucleotides per second, by worker",
+        NUCLEOTIDES_PER_SECOND,
+        query(
+            f"sum by (rank, host, model) (rate(virnucpro_nucleotides_total{{{RANK}}}[$__rate_interval]))",
+            "{{rank}} {{host}} {{model}}",
+        ),
+        about="Of contigs. It falls once ambiguous ones are compared with known proteins, which takes longer.",
+    )
 
 
 def utilization() -> Iterator[Any]:
@@ -374,21 +400,28 @@ def utilization() -> Iterator[Any]:
 def progress() -> Iterator[Any]:
     """When it will be done, and which worker will be last."""
     yield lines(
-        8,
+        6,
         "Estimated time left",
         "s",
         query(f"virnucpro_estimated_seconds_left{{{MODEL}}}", "{{model}}"),
         about="A straight line down at one second a second is a good estimate.",
     )
     yield lines(
-        8,
+        6,
         "Tokens left, by worker",
         TOKENS,
         query(f"virnucpro_worker_tokens_left{{{RANK}}}", "{{rank}} {{host}} {{device}} {{model}}"),
         about="Lines that run together end together. One that stays up is a worker that is slower, or stuck.",
     )
     yield lines(
-        8,
+        6,
+        "Nucleotides left, by worker",
+        NUCLEOTIDES,
+        query(f"virnucpro_worker_nucleotides_left{{{RANK}}}", "{{rank}} {{host}} {{model}}"),
+        about="Of contigs. It rises once, when it is known which are compared with known proteins.",
+    )
+    yield lines(
+        6,
         "Since the last progress, by worker",
         "s",
         query(
@@ -607,8 +640,8 @@ def variables() -> Iterator[Any]:
     )
     for name, label, metric in (
         ("model", "Model", "virnucpro_run_info"),
-        ("host", "Host", "virnucpro_worker_tokens_left"),
-        ("device", "Device", "virnucpro_worker_tokens_left"),
+        ("host", "Host", "virnucpro_batches_total"),
+        ("device", "Device", "virnucpro_batches_total"),
     ):
         yield (
             dashboard.QueryVariable(name)

@@ -100,7 +100,7 @@ class ContigRun:
         return EmbeddingFacts(
             run_id=self.run_id,
             model=self.works[0].name,
-            precision="",
+            precision="float64",
             token_budget=0,
             devices=tuple((device.label, device.token) for device in self.devices),
             host=host_name(),

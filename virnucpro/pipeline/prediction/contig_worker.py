@@ -54,7 +54,10 @@ def contig_worker(
     begin_logging(rank, layout.log_dir, results_queue, level=log_level, assignment=assignment)
     with failure_reported(rank, results_queue):
         hold_worker_lock(layout.output_dir, rank)
-        ContigWorker(ContigUnits(works, world_size), results_queue, assignment, stop_on_sigterm()).do()
+        units = ContigUnits(works, world_size)
+        log.info("worker.started", units=len(units), pid=os.getpid())
+        ContigWorker(units, results_queue, assignment, stop_on_sigterm()).do()
+        log.info("worker.finished")
     results_queue.put({"rank": rank, "status": "complete"})
 
 
@@ -70,7 +73,6 @@ class ContigWorker:
 
     def do(self) -> None:
         """Raises StoppedError: *stop* was set."""
-        log.info("worker.started", units=len(self._units), pid=os.getpid())
         while (handed := self._handed.wait(self._stop)) is not None:
             for number in handed.blocks:
                 self._go_on()
@@ -83,7 +85,6 @@ class ContigWorker:
                 self._parent.put({"kind": "resumed", "sequences": self._resumed})
         if not self._handed.all_done():
             raise StoppedError(signal.SIGTERM)
-        log.info("worker.finished")
 
     def _go_on(self) -> None:
         if self._stop.is_set():
@@ -103,7 +104,7 @@ class ContigWorker:
             written = self._compute_part(number, contigs)
             self._report(number, written_bytes=written)
             return
-        log.warning("unit.divided", work=work.name, contigs=[contigs.start, contigs.stop])
+        log.info("unit.divided", work=work.name, contigs=[contigs.start, contigs.stop])
         self._compute_parts(number, contigs, handed.quarantined)
         missing = len(work.missing(contigs, self._units.work_nt(work), work.names()))
         self._report(number, missing=missing)

@@ -130,8 +130,8 @@ def _build_info(_: RunSnapshot) -> Iterator[tuple[Labels, Value]]:
 
 def _run_info(run: RunSnapshot) -> Iterator[tuple[Labels, Value]]:
     flow = tuple(started_by().values())
-    for _, one in _embeddings(run):
-        yield (run.run_id, one.model, one.precision, str(one.token_budget), str(len(one.ranks)), *flow), 1
+    for _, one in _works(run):
+        yield (run.run_id, one.model, one.precision, str(one.token_budget or ""), str(len(one.ranks)), *flow), 1
 
 
 # A table: each metric in as few lines as it takes.
