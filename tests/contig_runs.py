@@ -1,14 +1,34 @@
-"""Work on contigs, computed as a prediction has it, and what ends the processes that compute it."""
+"""Work on contigs, computed as a prediction has it."""
 
 from __future__ import annotations
 
 import threading
 
-from virnucpro.config import RunLimits
+from virnucpro.config import InputRules, RunLimits
+from virnucpro.data.sequence_index import SequenceIndex
 from virnucpro.pipeline.executor import LocalRanks
+from virnucpro.pipeline.prediction.composition import Composition, Homology
 from virnucpro.pipeline.prediction.contig_run import CONTIG_WORKER, compute_contigs
 from virnucpro.pipeline.run.stages import Stages, call_stage
+from virnucpro.run_layout import PredictionLayout
 from virnucpro.telemetry.run_telemetry import RunTelemetry
+
+CHUNK_NT = 500
+
+
+def job_in(folder, files, model):
+    """Return the composition of contigs, in units that are small, and yet worth a process."""
+    layout = PredictionLayout(folder)
+    layout.work_dir.mkdir(parents=True)
+    rules = InputRules(sequence_kind="DNA", allow_empty=True)
+    SequenceIndex.ensure(files, layout.contig_index, unpack_dir=layout.unpacked_dir, rules=rules)
+    settings = {"model": model, "chunk_nt": CHUNK_NT, "min_nt": 100, "fingerprint": "f1" * 32}
+    return Composition(layout=layout, **settings, unit_nt=4_000, worker_nt=10_000)
+
+
+def homology(job, **changes):
+    """Return the search that follows it."""
+    return Homology(**{**vars(job), "unit_nt": 40_000, "worker_nt": 5_000, **changes})
 
 
 def compute(works, *, workers=None, limits=None, stop=None, worker_fn=CONTIG_WORKER, telemetry=None, executor=None):

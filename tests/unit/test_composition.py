@@ -17,12 +17,12 @@ import numpy as np
 import pytest
 from threadpoolctl import threadpool_info, threadpool_limits
 
-from tests.contig_runs import compute
+from tests.contig_runs import CHUNK_NT, compute, homology, job_in
 from tests.strategies import write_fasta
 from virnucpro import durable
 from virnucpro.calls.viral_regions import LONG_CONTIG_NT
 from virnucpro.choices import DEFAULT_CLASSIFIER
-from virnucpro.config import InputRules, RunLimits
+from virnucpro.config import RunLimits
 from virnucpro.data.frames import chunks_per_contig
 from virnucpro.data.sequence_index import SequenceIndex
 from virnucpro.errors import ExitCode, OutputError, StoppedError, WorkersFailedError
@@ -36,7 +36,6 @@ from virnucpro.pipeline.prediction.contig_worker import contig_worker
 from virnucpro.run_layout import PredictionLayout
 from virnucpro.telemetry.run_telemetry import RunTelemetry
 
-CHUNK_NT = 500
 UNIT_NT = 250_000
 
 
@@ -65,19 +64,6 @@ def the_job(tmp_path, model):
     contigs[11] = ("long", "".join(chooser.choices("ACGT", k=2 * LONG_CONTIG_NT)))
     files = [write_fasta(tmp_path / "a.fa", contigs[:9]), write_fasta(tmp_path / "b.fa", contigs[9:])]
     return job_in(tmp_path / "out", files, model)
-
-
-def job_in(folder, files, model):
-    layout = PredictionLayout(folder)
-    layout.work_dir.mkdir(parents=True)
-    rules = InputRules(sequence_kind="DNA", allow_empty=True)
-    SequenceIndex.ensure(files, layout.contig_index, unpack_dir=layout.unpacked_dir, rules=rules)
-    settings = {"model": model, "chunk_nt": CHUNK_NT, "min_nt": 100, "fingerprint": "f1" * 32}
-    return Composition(layout=layout, **settings, unit_nt=4_000, worker_nt=10_000)
-
-
-def homology(job, **changes):
-    return Homology(**{**vars(job), "unit_nt": 40_000, "worker_nt": 5_000, **changes})
 
 
 def worker(name):

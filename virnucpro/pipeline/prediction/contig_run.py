@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import time
 from collections import deque
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -22,6 +22,7 @@ from virnucpro.pipeline.prediction.contig_work import ContigUnits
 from virnucpro.pipeline.prediction.contig_worker import ContigWorker
 from virnucpro.pipeline.work.recovery import Recovery
 from virnucpro.store.locks.worker_lock import taking_part
+from virnucpro.telemetry.embedding_telemetry import EmbeddingTelemetry
 from virnucpro.telemetry.snapshot import CONTIGS, NT, EmbeddingFacts
 from virnucpro.this_host import host_name
 
@@ -35,7 +36,6 @@ if TYPE_CHECKING:
     from virnucpro.pipeline.executor import Executor
     from virnucpro.pipeline.prediction.contig_work import ContigWork
     from virnucpro.pipeline.run.stages import Stages
-    from virnucpro.telemetry.embedding_telemetry import EmbeddingTelemetry
     from virnucpro.telemetry.ranks import Rank
 
 CONTIG_WORKER = "virnucpro.pipeline.prediction.contig_worker:contig_worker"
@@ -257,7 +257,8 @@ def compute_contigs(
     run = ContigRun(run_id=run_id, works=tuple(works), task=task, workers=workers, log_level=log_level)
     if len(run.units):
         facts = run.facts()
-        telemetry = stages.telemetry.begin_embedding(facts if executor.is_here else replace(facts, host=""))
+        is_shown = executor.is_here  # else the engine knows its workers
+        telemetry = stages.telemetry.begin_embedding(facts) if is_shown else EmbeddingTelemetry(facts)
         try:
             executor.compute(run, limits, telemetry, stop)
         finally:
