@@ -12,9 +12,9 @@ VARIABLES = {
     "$__rate_interval": "1m",
     "$__range": "3h",
     "$run_id": "0123456789ab",
-    "$model": "(esm2_8m|virnucpro-tiny-protein)",
+    "$model": "(composition|virnucpro-tiny-protein)",
     "$host": "(node-1|node-2)",
-    "$device": "(cuda:0|cuda:1)",
+    "$device": "(cpu|cuda:0|cuda:1)",
 }
 """What a user may have chosen."""
 

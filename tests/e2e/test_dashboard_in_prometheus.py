@@ -18,7 +18,7 @@ from tests.dashboard import OBSERVABILITY, panels, substituted, variables
 from tests.debian_programs import Prometheus, program, started
 from tests.snapshots import cost_of, embedding_snapshot, rank_snapshot, run_snapshot, stage_snapshot
 from virnucpro.telemetry.metrics.table import RunCollector
-from virnucpro.telemetry.snapshot import BatchSeconds, GpuSample, RankState
+from virnucpro.telemetry.snapshot import CONTIGS, NT, BatchSeconds, GpuSample, RankState
 
 CHOSEN, OTHER, ENDED = "0123456789ab", "ba9876543210", "000000000000"
 MINUTES = 30
@@ -41,6 +41,26 @@ def rank_at(rank, elapsed_s, now_s, run_id):
         last_progress=now_s - 2,
         cache_hits=5,
     )
+
+
+def contigs_at(elapsed_s, run_id):
+    """Contigs of a run whose workers go on with its embedding."""
+    ranks = [
+        rank_snapshot(
+            rank,
+            host=f"node-{rank + 1}",
+            device="cpu",
+            state=RankState.COMPLETE,
+            rows=100 + elapsed_s,
+            tokens=TOKENS_PER_SECOND[run_id] * elapsed_s,
+            batches=1,
+            tokens_left=0,
+            seconds_left=None,
+            last_progress=None,
+        )
+        for rank in (0, 1)
+    ]
+    return embedding_snapshot(*ranks, model="composition", counts=CONTIGS, measure=NT)
 
 
 def snapshot_at(elapsed_s, now_s, run_id):
@@ -72,7 +92,11 @@ def snapshot_at(elapsed_s, now_s, run_id):
         stage_snapshot("embed", model=made.model, seconds=float(elapsed_s)),
     )
     return replace(
-        run_snapshot(run_id=run_id, now=now_s), embeddings=(made,), gpus=tuple(gpus), costs=costs, stages=stages
+        run_snapshot(run_id=run_id, now=now_s),
+        embeddings=(contigs_at(elapsed_s, run_id), made),
+        gpus=tuple(gpus),
+        costs=costs,
+        stages=stages,
     )
 
 
@@ -145,7 +169,8 @@ def test_the_figures_are_those_of_the_chosen_run(prometheus, end_s):
 
     assert shown("Tokens per second") == pytest.approx({("cuda:0",): 1000, ("cuda:1",): 2000})
     assert shown("Sequences per second") == pytest.approx({("cuda:0",): 3, ("cuda:1",): 3})
-    assert shown("Rows") == {("virnucpro-tiny-protein",): 2 * (500 + 3 * 60 * MINUTES)}
+    assert shown("Contigs per second, by worker") == pytest.approx({("composition",): 1})
+    assert shown("Rows, contigs") == {("virnucpro-tiny-protein",): 2 * (500 + 3 * 60 * MINUTES)}
     assert shown("$device") == pytest.approx({("cuda:0",): 0.9, ("cuda:1",): 0.4})
     assert shown("Done at") == {("virnucpro-tiny-protein",): (end_s + 8.0) * 1000}
     assert shown("Time left") == {("virnucpro-tiny-protein",): 8.0}

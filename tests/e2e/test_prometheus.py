@@ -5,6 +5,7 @@ from __future__ import annotations
 import gzip
 import json
 import os
+import random
 import signal
 import subprocess
 import sys
@@ -26,6 +27,7 @@ SCRAPE_INTERVAL = "250ms"
 LIMIT_S = 240.0
 CONFIG = REPOSITORY / "deployments" / "observability" / "prometheus.yml"
 TARGETS = "/var/lib/virnucpro/targets"
+PREDICT = ("virnucpro", "predict", "--devices", "cpu", "--workers", "2", "--metrics-port", "0", "--json")
 EMBED = ("virnucpro", "embed", "--devices", "cpu", "--workers", "2", "--metrics-port", "0", "--json")
 
 
@@ -193,3 +195,27 @@ def test_a_run_that_was_killed_shows_as_down_and_its_next_start_begins_at_the_du
     assert all(least[rank] >= resumed[rank] for rank in resumed), "the first scrape may be late, but never of fewer"
     assert run.number("sum(last_over_time({s}[10m]))") == rows_in(tmp_path / "out") == 300
     assert list(watch[1].iterdir()) == []
+
+
+def test_a_default_prediction_shows_contigs_and_nucleotides_of_each_worker_and_a_killed_one_starts_again(
+    watch, tmp_path
+):
+    chooser = random.Random(5)
+    lengths_nt = [int(chooser.lognormvariate(7.5, 1.0)) + 100 for _ in range(900)]
+    contigs = [(f"k{n}", "".join(chooser.choices("ACGT", k=nt))) for n, nt in enumerate(lengths_nt)]
+    fasta, out = write_fasta(tmp_path / "contigs.fasta", contigs), tmp_path / "out"
+    run = Run(watch, [*PREDICT, "--metrics-targets", watch[1], fasta, "-o", out], out)
+    done, rate = run.series("virnucpro_contigs_total"), run.series("virnucpro_nucleotides_total")
+    run.wait_until(lambda: len(run.prometheus.vector(f"{rate} > 0")) == 2)
+    run.wait_until(lambda: run.number(f"sum(rate({rate}[2s]))"))
+    check_metrics(get(f"http://{run.address}/metrics"))
+    assert 0 < run.number(f"max({run.series('virnucpro_progress_ratio')})") < 1
+    os.kill(run.workers()[1], signal.SIGKILL)
+    result = run.result()
+    assert (result["state"], result["counts"]["contigs"]) == ("complete", 900)
+    restarts = run.series("virnucpro_worker_restarts_total")
+    (labels,) = run.prometheus.vector(f"last_over_time({restarts}[10m])")
+    assert dict(labels).items() >= {"rank": "1", "device": "cpu", "failure": "died", "model": "composition"}.items()
+    of_composition = done.replace("}", ',model="composition"}')
+    assert run.number(f"sum(last_over_time({of_composition}[10m]))") == 900
+    assert run.number(f"sum(resets({done}[10m]))") == 0
