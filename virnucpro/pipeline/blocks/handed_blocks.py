@@ -7,7 +7,7 @@ A worker that was given its blocks once has them in ``FixedBlocks``.
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, Protocol
+from typing import TYPE_CHECKING, Any
 
 from virnucpro.telemetry.ranks import done_messages, whole_blocks
 
@@ -16,17 +16,10 @@ if TYPE_CHECKING:
     from threading import Event
 
     from virnucpro.pipeline.work.block_pool import Assignment
+    from virnucpro.pipeline.work.worker_process import ReportPipe
 
 ANSWER_POLL_S = 0.2
 """Seconds between looks at the stop event while an answer is awaited."""
-
-
-class Parent(Protocol):
-    """Takes messages, and answers requests: the face of a ``ReportPipe``."""
-
-    def put(self, message: dict[str, Any], /) -> None: ...
-
-    def receive(self, timeout_s: float, /) -> dict[str, Any] | None: ...
 
 
 @dataclass(frozen=True)
@@ -56,7 +49,7 @@ class HandedBlocks:
     """
 
     def __init__(
-        self, assignment: Assignment, reports: Parent, stop: Event, on_wait: Callable[[], None] = lambda: None
+        self, assignment: Assignment, reports: ReportPipe, stop: Event, on_wait: Callable[[], None] = lambda: None
     ) -> None:
         self._first: Assignment | None = assignment
         self._reports = reports

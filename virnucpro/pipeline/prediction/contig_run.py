@@ -21,6 +21,7 @@ from virnucpro.pipeline.hardware.device_claim import free_memory_bytes, usable_c
 from virnucpro.pipeline.prediction.contig_work import ContigUnits
 from virnucpro.pipeline.prediction.contig_worker import ContigWorker
 from virnucpro.pipeline.work.recovery import Recovery
+from virnucpro.pipeline.work.worker_process import ReportPipe
 from virnucpro.store.locks.worker_lock import taking_part
 from virnucpro.telemetry.embedding_telemetry import EmbeddingTelemetry
 from virnucpro.telemetry.snapshot import CONTIGS, NT, EmbeddingFacts
@@ -142,7 +143,7 @@ class ContigRun:
             rank.begin_attempt()
             rank.state = "stopped"
             try:
-                ContigWorker(self.units, _OwnParent(rank, recovery), assignment, stop).do()
+                ContigWorker(self.units, _OwnPipe(rank, recovery), assignment, stop).do()
                 rank.state = "complete"
             finally:
                 rank.end_attempt()
@@ -274,21 +275,21 @@ def compute_on_this_host(work: ContigWork, contigs: range) -> None:
             work.write(work.open_index(), contigs, work.load())
 
 
-class _OwnParent:
-    """Stands at both ends of the pipe of a worker that computes in this process."""
+class _OwnPipe(ReportPipe):
+    """The pipe of a worker that computes in this process, which stands at both ends."""
 
     def __init__(self, rank: Rank, recovery: Recovery) -> None:
         self._rank, self._recovery = rank, recovery
-        self._answers: deque[dict[str, Any]] = deque()
+        self._given: deque[dict[str, Any]] = deque()
 
     def put(self, message: dict[str, Any]) -> None:
         self._rank.apply(message)
         self._recovery.on_message(self._rank.rank, message)
 
     def receive(self, timeout_s: float) -> dict[str, Any] | None:
-        if not self._answers:
-            self._answers.extend(self._recovery.next_blocks(self._rank.rank))
-        if not self._answers:
+        if not self._given:
+            self._given.extend(self._recovery.next_blocks(self._rank.rank))
+        if not self._given:
             time.sleep(min(timeout_s, PAUSE_S))
             return None
-        return self._answers.popleft()
+        return self._given.popleft()

@@ -28,7 +28,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Collection, Sequence
     from pathlib import Path
 
-    from virnucpro.pipeline.blocks.handed_blocks import HandedUnit, Parent
+    from virnucpro.pipeline.blocks.handed_blocks import HandedUnit
     from virnucpro.pipeline.prediction.contig_work import ContigWork
     from virnucpro.pipeline.work.block_pool import Assignment
     from virnucpro.pipeline.work.worker_process import ReportPipe
@@ -64,7 +64,7 @@ def contig_worker(
 class ContigWorker:
     """Computes the units that *parent* hands out, until there are none."""
 
-    def __init__(self, units: ContigUnits, parent: Parent, assignment: Assignment, stop: threading.Event) -> None:
+    def __init__(self, units: ContigUnits, parent: ReportPipe, assignment: Assignment, stop: threading.Event) -> None:
         self._units, self._parent, self._stop = units, parent, stop
         self._handed = HandedBlocks(assignment, parent, stop, self._step)
         self._loaded: dict[Callable[..., Any], Any] = {}

@@ -151,11 +151,11 @@ class RunStatus:
         format, state, kind, output_dir, part_of, host, pid, run_id; started and finished (ISO 8601); seconds (of this
         start; of a finished prediction or training of all its stages, whenever they were done), age_s (of the figures
         below). While it runs: doing (text), stages (name, model, seconds, is_over), and of the embedding run
-        that began last model, progress and done_before (0 to 1), seconds_left, tokens_per_second, rows (durable),
-        records. ranks: rank, host, device, state, progress, sequences (computed), rows, tokens_per_second,
-        seconds_left, attempts, restarts, last_progress (Unix time), failure and reason (of a run that is over). failed
-        and restarts by failure class; disk_free_bytes, disk_size_bytes, disk_nearly_full; counts (of ``run.json``);
-        problems; next_step; snapshot (all of ``RunSnapshot``).
+        (or work on contigs, whose tokens are nucleotides) that began last model, progress and done_before (0 to 1),
+        seconds_left, tokens_per_second, rows (durable), records. ranks: rank, host, device, state, progress, sequences
+        (computed), rows, tokens_per_second, seconds_left, attempts, restarts, last_progress (Unix time), failure and
+        reason (of a run that is over). failed and restarts by failure class; disk_free_bytes, disk_size_bytes,
+        disk_nearly_full; counts (of ``run.json``); problems; next_step; snapshot (all of ``RunSnapshot``).
         """
         snapshot, embedding, manifest, holder = self.snapshot, self.embedding, self.manifest, self.holder
         free, size = (None, None) if snapshot is None else (snapshot.disk_free_bytes, snapshot.disk_size_bytes)
