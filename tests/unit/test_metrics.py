@@ -14,7 +14,7 @@ from prometheus_client.parser import text_string_to_metric_families
 from tests.debian_programs import program
 from tests.snapshots import cost_of, embedding_snapshot, rank_snapshot, run_snapshot
 from virnucpro.telemetry.metrics.table import METRICS, RunCollector
-from virnucpro.telemetry.snapshot import BatchSeconds, GpuSample, RankState
+from virnucpro.telemetry.snapshot import CONTIGS, NT, BatchSeconds, GpuSample, RankState
 
 HOSTILE = 'a"} 1\nvirnucpro_sequences_total{rank="9"} 9\n# EOF\\\x1b[2J'
 
@@ -47,7 +47,8 @@ def whole_snapshot():
         throttle={"power_cap": True},
     )
     embedding = embedding_snapshot(*ranks, failed={"out_of_memory": 1}, quarantined={"died": 1})
-    return run_snapshot(*ranks, gpus=(gpu,), embeddings=(embedding,), costs=tuple(map(cost_of, ranks)))
+    contigs = embedding_snapshot(rank_snapshot(device="cpu"), model="composition", counts=CONTIGS, measure=NT)
+    return run_snapshot(*ranks, gpus=(gpu,), embeddings=(contigs, embedding), costs=tuple(map(cost_of, ranks)))
 
 
 def test_every_metric_that_is_declared_is_exposed_with_its_kind_labels_and_help():

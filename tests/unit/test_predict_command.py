@@ -89,7 +89,7 @@ def test_defaults_that_are_given_change_no_byte_of_a_result(tmp_path, examples_d
         done = run("predict", contigs, "-o", out, *common, *given)
         assert done.code == 0, done.err
         manifest = json.loads((out / "run.json").read_text())
-        of_start = {"run.json", "report.html", "status.json", ".run.lock"}  # with times and ids of the start
+        of_start = {"run.json", "report.html", "metrics.prom", ".run.lock"}  # with times and ids of the start
         files = {one.name: one.read_bytes() for one in out.iterdir() if one.is_file() and one.name not in of_start}
         found.append(files | {one: manifest[one] for one in ("settings", "output_settings", "sample", "notes")})
     assert found[0] == found[1]
