@@ -5,6 +5,7 @@ from __future__ import annotations
 import errno
 import os
 import random
+import re
 import signal
 import subprocess
 import sys
@@ -12,16 +13,18 @@ import threading
 import time
 from contextlib import suppress
 from dataclasses import replace
+from functools import partial
 
 import numpy as np
 import pytest
 from threadpoolctl import threadpool_info, threadpool_limits
 
 from tests.contig_runs import CHUNK_NT, compute, homology, job_in
+from tests.settings import prediction_config
 from tests.strategies import write_fasta
 from virnucpro import durable
 from virnucpro.calls.viral_regions import LONG_CONTIG_NT
-from virnucpro.choices import DEFAULT_CLASSIFIER
+from virnucpro.choices import DEFAULT_CLASSIFIER, WrittenGenes
 from virnucpro.config import RunLimits
 from virnucpro.data.frames import chunks_per_contig
 from virnucpro.data.sequence_index import SequenceIndex
@@ -29,11 +32,17 @@ from virnucpro.errors import ExitCode, OutputError, StoppedError, WorkersFailedE
 from virnucpro.models.classifier_files.card import locate_classifier, read_card
 from virnucpro.models.contigs.contig_model import CompositionModel
 from virnucpro.models.contigs.homology import is_ambiguous
-from virnucpro.pipeline.prediction import composition, contig_run, contig_work
+from virnucpro.pipeline.devices import CPU
+from virnucpro.pipeline.executor import LocalRanks
+from virnucpro.pipeline.prediction import composition, contig_run, contig_work, genes
 from virnucpro.pipeline.prediction.composition import Composition, Homology
 from virnucpro.pipeline.prediction.contig_work import ContigUnits, divided, units_of
 from virnucpro.pipeline.prediction.contig_worker import contig_worker
+from virnucpro.pipeline.prediction.prediction import run_prediction
+from virnucpro.pipeline.run.verification import verify_run
+from virnucpro.report.prediction.page import write_report
 from virnucpro.run_layout import PredictionLayout
+from virnucpro.store.contig_table import Call, read_contig_calls
 from virnucpro.telemetry.run_telemetry import RunTelemetry
 
 UNIT_NT = 250_000
@@ -478,3 +487,60 @@ def test_a_stop_ends_it(job, monkeypatch, is_here):
     stop.set()
     with pytest.raises(StoppedError):
         done(job, stop=stop)
+
+
+def worker_with_poison_in_genes(*arguments):
+    find = genes.gene_lines
+
+    def poisoned(contigs):
+        found = list(contigs)
+        if any(name == "k4" for name, _ in found):
+            os.kill(os.getpid(), signal.SIGKILL)
+        return find(found)
+
+    genes.gene_lines = poisoned
+    contig_worker(*arguments)
+
+
+@pytest.mark.parametrize(
+    ("name", "what"),
+    [
+        ("worker_with_poison", "composition"),
+        pytest.param("worker_with_poison_in_genes", "genes", marks=pytest.mark.slow),
+    ],
+)
+def test_a_prediction_lists_a_contig_that_ends_processes_and_the_next_start_computes_it(
+    tmp_path, monkeypatch, name, what
+):
+    monkeypatch.setattr(contig_run, "HERE", 0)  # a process, however small the input
+    chooser = random.Random(9)
+    records = [(f"k{n}", "".join(chooser.choices("ACGT", k=900))) for n in range(12)]
+    fasta, out = write_fasta(tmp_path / "in.fa", records), tmp_path / "out"
+    config = replace(prediction_config(), genes=WrittenGenes.ALL)
+    arguments = {"write_report": write_report, "limits": RunLimits()}
+    whole = run_prediction([fasta], tmp_path / "whole", config, [CPU], **arguments)
+    poisoned = partial(LocalRanks, worker(name))
+    result = run_prediction([fasta], out, config, [CPU], **arguments, executor=poisoned)
+    assert (result.state, result.counts["quarantined"]) == ("partial", 1)
+    with pytest.raises(WorkersFailedError, match="1 of 12 sequences missing") as caught:
+        result.raise_unless(allow_partial=False)
+    assert caught.value.exit_code is ExitCode.PARTIAL
+    result.raise_unless(allow_partial=True)
+    layout = PredictionLayout(out)
+    assert re.fullmatch(rf"sequence_id\treason\tattempts\nk4\t{what}: died\t\d\n", layout.failed_sequences.read_text())
+    assert verify_run(out).problems == []
+    calls = {call.contig: call for call in read_contig_calls(layout.contigs)}
+    others = {call.contig: call for call in read_contig_calls(PredictionLayout(tmp_path / "whole").contigs)}
+    if what == "composition":
+        assert (calls["k4"].call, calls["k4"].score) == (Call.UNDECIDED, None)
+        assert re.match(r"not scored: it ended \d processes \(died\)", calls["k4"].reason)
+        del calls["k4"], others["k4"]
+    else:
+        assert not re.search(r"^k4\t", layout.genes.read_text(), re.MULTILINE)
+    assert calls == others
+    again = run_prediction([fasta], out, config, [CPU], **arguments)
+    assert (again.state, again.counts) == ("complete", whole.counts)
+    assert not layout.failed_sequences.exists()
+    assert not layout.contig_parts.exists()
+    for path in (layout.contigs, layout.genes, layout.gene_proteins, layout.viral_fasta):
+        assert path.read_bytes() == (tmp_path / "whole" / path.name).read_bytes()
