@@ -28,7 +28,7 @@ GENE_COUNTS = struct.Struct("<QQ")
 class Genes(ContigWork):
     """Finds the genes of chosen contigs: their ``GENE_COUNTS``, lines of GFF3, and proteins."""
 
-    worker_nt: int = 5_000_000
+    worker_nt: int = 10_000_000
     unit_nt: int = 1_000_000
     name: ClassVar[str] = "genes"
 
