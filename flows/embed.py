@@ -38,13 +38,12 @@ from virnucpro.pipeline.multi_gpu_inference import run_embedding
 from virnucpro.pipeline.run.run_result import RunResult
 from virnucpro.pipeline.run.stages import EmbeddingJob
 from virnucpro.settings import EmbeddingSettings, Monitoring, RunSettings
+from virnucpro.stage_names import EMBEDDING
 from virnucpro.store.results.forms import require_form
 from virnucpro.telemetry.metrics.options import metrics_options
 
 MAX_RANKS = 64
 """Ranks that run at the same time; more than any one machine has devices."""
-TASKS = {"index": "build_index", "aggregate": "aggregate_shards", "validate": "validate_embeddings"}
-"""Stage -> name of its task; the ranks' is ``embed_shard``."""
 
 
 @flow(
@@ -91,7 +90,7 @@ def _embed(fasta_files: list[str], output_dir: str, settings: EmbeddingSettings)
             if weights := model_config.weights_path:
                 model_config = replace(model_config, weights_path=str(Path(weights).absolute()))
         workers = cluster.slots if cluster is not None else hardware.workers or None
-        stages = TaskStages(TASKS)
+        stages = TaskStages(EMBEDDING)
         with run_telemetry(metrics) as telemetry:
             outcome = run_embedding(
                 fasta_files,

@@ -34,19 +34,8 @@ from virnucpro.pipeline.prediction.result import QUARANTINED, PredictionResult
 from virnucpro.pipeline.prediction.settings import configure_prediction
 from virnucpro.report.prediction.page import write_report
 from virnucpro.settings import EmbeddingResult, PredictionSettings, SequenceRules
+from virnucpro.stage_names import PREDICTION
 from virnucpro.telemetry.metrics.options import metrics_options
-
-TASKS = {
-    "index": "index_contigs",
-    "aggregate_scores": "aggregate_scores",
-    "validate_scores": "validate_scores",
-    "fragments": "cut_fragments",
-    "classify": "classify_frames",
-    "contigs": "call_contigs",
-    "aggregate_genes": "aggregate_genes",
-    "report": "report",
-}
-"""Stage -> name of its task; the ranks' are ``score_contigs`` and ``find_genes``."""
 
 
 @flow(
@@ -98,7 +87,7 @@ def _predict(input_files: list[str], output_dir: str, settings: PredictionSettin
     metrics = metrics_options(settings.monitoring)
     with computing_on(settings.hardware, partial(configure_prediction, settings, device_type=CPU.type)) as claim:
         config = configure_prediction(settings, device_type=claim.type)
-        stages = TaskStages(TASKS)
+        stages = TaskStages(PREDICTION)
         embed = embedding_flow(
             settings,
             {

@@ -28,6 +28,7 @@ from virnucpro.pipeline.run.run_result import RunResult
 from virnucpro.pipeline.run.stages import StageRunner
 from virnucpro.pipeline.work.rank_runner import run_rank
 from virnucpro.pipeline.work.recovery import Recovery
+from virnucpro.stage_names import StageNames
 from virnucpro.telemetry.embedding_telemetry import EmbeddingTelemetry
 from virnucpro.telemetry.log_lines import log_sentence
 from virnucpro.telemetry.ranks import Rank
@@ -46,16 +47,16 @@ class TaskStages(StageRunner):
     Does each stage as a task of this flow run that follows the one before, so that Prefect's graph shows the order.
 
     Args:
-        names: Stage -> name of its task.
+        names: Of the stages.
     """
 
-    def __init__(self, names: Mapping[str, str]) -> None:
+    def __init__(self, names: Mapping[str, StageNames]) -> None:
         self._names = names
         self._before: list[object] = []
 
     def __call__(self, name: str, work: Callable[[], Outcome], /) -> Outcome:
         """See ``StageRunner``."""
-        stage = task(name=self._names[name], cache_policy=NO_CACHE, persist_result=False)(without_traceback)
+        stage = task(name=self._names[name].task, cache_policy=NO_CACHE, persist_result=False)(without_traceback)
         state = stage(work, return_state=True, wait_for=self.before)
         self.did(state)
         return cast("Outcome", state.result())

@@ -23,20 +23,12 @@ from flows.run.outcome import ended
 from flows.run.telemetry import run_telemetry
 from flows.tasks import TaskStages, from_scratch
 from virnucpro.pipeline.devices import CPU
+from virnucpro.stage_names import TRAINING
 from virnucpro.telemetry.metrics.options import metrics_options
 from virnucpro.training.classifier_training import run_training
 from virnucpro.training.genomes.labelled_genomes import check_files
 from virnucpro.training.training_knobs import Training, TrainingSettings
 from virnucpro.training.training_settings import configure_training
-
-TASKS = {
-    "index": "read_genomes",
-    "split": "split_genomes",
-    "pieces": "cut_pieces",
-    "train": "train_classifier",
-    "evaluate": "evaluate_classifier",
-}
-"""Stage -> name of its task."""
 
 
 @flow(name="train", flow_run_name=run_name("train into {output_dir}"), **RUN)
@@ -83,7 +75,7 @@ def _train(labelled: list[str], output_dir: str, settings: TrainingSettings) -> 
     metrics = metrics_options(settings.monitoring)
     with computing_on(settings.hardware, partial(configure_training, settings, device_type=CPU.type)) as claim:
         config = configure_training(settings, device_type=claim.type)
-        stages = TaskStages(TASKS)
+        stages = TaskStages(TRAINING)
         with run_telemetry(metrics) as telemetry, kept(claim):
             outcome = run_training(
                 labelled,

@@ -14,6 +14,7 @@ from virnucpro.report.prediction.plots import SHADED_REGIONS, longest_regions
 from virnucpro.report.prediction.summary import GROUPS, NO_SCORE, SURE_FROM, summarise
 from virnucpro.report.prediction.table import table_values
 from virnucpro.report.prediction.viral_records import find_genes
+from virnucpro.stage_names import PREDICTION
 from virnucpro.store.contig_table import Call
 
 if TYPE_CHECKING:
@@ -31,15 +32,6 @@ _SHOWN_INPUTS = 20
 _NAMED_INPUTS = 3
 _SHOWN_NOTES = 20
 _NAMED_REGIONS = 4
-_STAGES = {
-    "composition": "composition scores",
-    "fragments": "chunks and reading frames",
-    "dna": "embedding of DNA",
-    "protein": "embedding of proteins",
-    "classify": "classification",
-    "contigs": "calls",
-    "report": "report",
-}
 _MODELS = {
     "classifier": "classifier",
     "dna": "DNA model",
@@ -217,7 +209,10 @@ def _models(summary: Summary) -> list[tuple[str, str, str]]:
 
 
 def _times(manifest: PredictionManifest) -> list[tuple[str, str, str]]:
-    taken = [(_STAGES.get(name, name), stage.seconds) for name, stage in manifest.stages.items()]
+    taken = [
+        (PREDICTION[name].label if name in PREDICTION else name, stage.seconds)
+        for name, stage in manifest.stages.items()
+    ]
     total = sum(seconds for _, seconds in taken)
     times = [(name, duration(seconds), _share(seconds, total)) for name, seconds in taken]
     return [*times, ("together", duration(total), "")] if taken else []

@@ -6,6 +6,7 @@ from collections import Counter
 from typing import TYPE_CHECKING
 
 from virnucpro.errors import printable
+from virnucpro.stage_names import EVERY
 from virnucpro.telemetry.snapshot import SEQUENCES, RankState
 from virnucpro.this_host import host_name
 
@@ -21,31 +22,6 @@ LOW_DISK_BYTES = 2 * 2**30
 LOW_DISK_SHARE = 0.02
 """Free share below which it is, too."""
 
-_TITLES = {
-    "index": "checking and indexing the input",
-    "devices": "waiting for devices that other runs hold",
-    "embed": "computing embeddings",
-    "aggregate": "putting the result together",
-    "validate": "checking the result",
-    "aggregate_scores": "putting the scores together",
-    "validate_scores": "checking the scores",
-    "aggregate_genes": "putting the genes together",
-    "composition": "scoring contigs: composition and genes",
-    "fragments": "cutting the contigs into chunks and frames",
-    "dna": "embedding the frames' DNA",
-    "protein": "embedding the frames' proteins",
-    "classify": "classifying the frames",
-    "contigs": "calling the contigs",
-    "report": "writing the report",
-    "dna_300": "embedding the DNA of frames of 300 nt",
-    "protein_300": "embedding the proteins of frames of 300 nt",
-    "dna_500": "embedding the DNA of frames of 500 nt",
-    "protein_500": "embedding the proteins of frames of 500 nt",
-    "split": "splitting the genomes into parts that are not related",
-    "pieces": "cutting contigs and their frames out of the genomes",
-    "train": "training",
-    "evaluate": "measuring on the test part",
-}
 _STATES = {
     RankState.WAITING: "waiting",
     RankState.STARTING: "starting",
@@ -105,7 +81,7 @@ def stage_title(stage: StageSnapshot) -> str:
     """Return what a stage does; safe for a terminal."""
     if stage.model and stage.name == "index":  # includes the probe of the GPUs
         return "checking the input and the devices"
-    title = _TITLES.get(stage.name, printable(stage.name))
+    title = EVERY[stage.name].title if stage.name in EVERY else printable(stage.name)
     return f"{title} with {printable(stage.model)}" if stage.model and stage.name == "embed" else title
 
 
