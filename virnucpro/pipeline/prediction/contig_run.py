@@ -37,6 +37,7 @@ if TYPE_CHECKING:
     from virnucpro.pipeline.executor import Executor
     from virnucpro.pipeline.prediction.contig_work import ContigWork
     from virnucpro.pipeline.run.stages import Stages
+    from virnucpro.pipeline.work.units import Why
     from virnucpro.telemetry.ranks import Rank
 
 CONTIG_WORKER = "virnucpro.pipeline.prediction.contig_worker:contig_worker"
@@ -45,9 +46,7 @@ WORKER_BYTES = 600_000_000
 HERE = 2
 """Times the nucleotides that are worth another process, below which none is started."""
 PAUSE_S = 0.05
-
-Why = tuple[str, int]
-"""Failure class, and the processes that tried."""
+"""Seconds between two questions of a worker in this process that has to wait."""
 
 
 @dataclass(kw_only=True)
@@ -186,9 +185,7 @@ class ContigRun:
             return range(0)
 
     def _join(self) -> None:
-        work = self.works[self._joined]
-        self.units.add_to(self._joined)
-        self.counts |= work.join(self.units)
+        self.counts |= self.works[self._joined].join(self.units)
         self._joined += 1
 
     def _note_quarantined(self) -> None:

@@ -44,6 +44,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Mapping, Sequence
 
     from virnucpro.arrays import BoolArray
+    from virnucpro.calls.frame_order import FrameOrder
     from virnucpro.pipeline.devices import Device
     from virnucpro.pipeline.executor import Executor
     from virnucpro.pipeline.hosts.result_passes import ItemMap
@@ -275,20 +276,7 @@ def call(
         if path not in chosen and path.name in run.manifest.outputs:
             durable.remove(path)  # of another start; a killed one may have left it
     order = run.frame_order()
-    sample, limits, run.manifest.sample = read_sample(run, order)
-    if sample is None and config.fdr is not None:
-        log.warning("fdr.unused", reason=run.manifest.sample.why_off)
-    rules = CallRules(
-        limits=limits,
-        sample=sample,
-        min_nt=config.min_nt,
-        classifier=config.card.name,
-        fingerprint=config.fingerprint,
-        has_contig_model=config.card.contig_model is not None,
-        reads_embeddings=config.reads_embeddings,
-        quarantined=run.unscored(),
-    )
-
+    rules = _call_rules(run, order)
     quarantined: dict[int, tuple[str, int]] = {}
 
     def called() -> tuple[Counter[str], BoolArray]:
@@ -316,6 +304,24 @@ def call(
             is_whole=lambda record: not record.quarantined,
             quarantined=quarantined,
         )
+    )
+
+
+def _call_rules(run: PredictionRun, order: FrameOrder) -> CallRules:
+    """Return the rules of calls, with the share of viruses in the sample, which is noted in the manifest."""
+    config = run.config
+    sample, limits, run.manifest.sample = read_sample(run, order)
+    if sample is None and config.fdr is not None:
+        log.warning("fdr.unused", reason=run.manifest.sample.why_off)
+    return CallRules(
+        limits=limits,
+        sample=sample,
+        min_nt=config.min_nt,
+        classifier=config.card.name,
+        fingerprint=config.fingerprint,
+        has_contig_model=config.card.contig_model is not None,
+        reads_embeddings=config.reads_embeddings,
+        quarantined=run.unscored(),
     )
 
 
