@@ -122,10 +122,14 @@ def worker(service, folder):
         yield log
 
 
+ELSEWHERE = "virnucpro_gpu_", "virnucpro_contigs_", "virnucpro_nucleotides_", "virnucpro_worker_nucleotides_"
+"""Metrics that a run which embeds on processors has not: those of GPUs, and of workers on contigs."""
+
+
 def questions():
-    """Every question of the dashboard but those about GPUs."""
+    """Every question of the dashboard that a run which embeds on processors answers."""
     asked = {target["expr"] for panel in panels() for target in panel.get("targets", [])}
-    return {expr for expr in asked if "virnucpro_gpu_" not in expr}
+    return {expr for expr in asked if not any(name in expr for name in ELSEWHERE)}
 
 
 def pending(found, alert):

@@ -15,6 +15,7 @@ import pytest
 import yaml
 
 from tests.conftest import REPOSITORY
+from tests.dashboard import panels, substituted
 from tests.debian_programs import Prometheus, get, program, started
 from tests.strategies import write_fasta
 from virnucpro.run_layout import RunLayout
@@ -173,7 +174,7 @@ def test_a_worker_that_is_killed_counts_one_restart_and_no_sequence_twice(watch,
 
 def test_a_run_that_was_killed_shows_as_down_and_its_next_start_begins_at_the_durable_rows(watch, tmp_path, data_dir):
     fasta = tmp_path / "proteins.fasta"
-    write_fasta(fasta, proteins(data_dir, 300, distinct=True))
+    write_fasta(fasta, proteins(data_dir, 900, distinct=True))
     command = ["tests.watched_run", fasta, tmp_path / "out", watch[1]]
     killed = Run(watch, command, tmp_path / "out")
     killed.wait_until(lambda: killed.rows() >= 30)
@@ -193,7 +194,7 @@ def test_a_run_that_was_killed_shows_as_down_and_its_next_start_begins_at_the_du
     least = {int(dict(labels)["rank"]): value for labels, value in first.items()}
     assert least.keys() == resumed.keys()
     assert all(least[rank] >= resumed[rank] for rank in resumed), "the first scrape may be late, but never of fewer"
-    assert run.number("sum(last_over_time({s}[10m]))") == rows_in(tmp_path / "out") == 300
+    assert run.number("sum(last_over_time({s}[10m]))") == rows_in(tmp_path / "out") == 900
     assert list(watch[1].iterdir()) == []
 
 
@@ -210,6 +211,10 @@ def test_a_default_prediction_shows_contigs_and_nucleotides_of_each_worker_and_a
     run.wait_until(lambda: run.number(f"sum(rate({rate}[2s]))"))
     check_metrics(get(f"http://{run.address}/metrics"))
     assert 0 < run.number(f"max({run.series('virnucpro_progress_ratio')})") < 1
+    chosen = {"run_id": run.run_id, "model": ".+", "host": ".+", "device": ".+", "__rate_interval": "2s"}
+    asked = [target["expr"] for panel in panels() for target in panel.get("targets", [])]
+    of_contigs = {substituted(expr, **chosen) for expr in asked if "contigs_" in expr or "nucleotides_" in expr}
+    run.wait_until(lambda: all(run.prometheus.vector(expr) for expr in of_contigs))
     os.kill(run.workers()[1], signal.SIGKILL)
     result = run.result()
     assert (result["state"], result["counts"]["contigs"]) == ("complete", 900)

@@ -222,7 +222,7 @@ def test_an_identification_has_one_timeline_of_both_embedding_runs(tmp_path):
     stages = [event["name"] for event in trace.lanes[1, "stages"]]
     assert stages == ["index", "fragments", "dna", "protein", "classify", "contigs", "report"]
     within = [event["name"] for event in trace.lanes[1, "stages within"]]
-    assert within == ["index", "embed", "aggregate", "validate"] * 2
+    assert within == [*["index", "embed", "aggregate", "validate"] * 2, "aggregate_genes"]
     assert trace.lanes[2, spans.COMPUTE]
     assert trace.lanes[3, spans.COMPUTE]
     assert not RunLayout(layout.dna_dir).trace.exists()
