@@ -26,7 +26,7 @@ from virnucpro.pipeline.executor import Executor, Work
 from virnucpro.pipeline.run.run_completion import Reasons
 from virnucpro.pipeline.run.run_result import RunResult
 from virnucpro.pipeline.run.stages import StageRunner
-from virnucpro.pipeline.work.rank_runner import run_rank
+from virnucpro.pipeline.work.rank_runner import run_worker
 from virnucpro.pipeline.work.recovery import Recovery
 from virnucpro.stage_names import StageNames
 from virnucpro.telemetry.embedding_telemetry import EmbeddingTelemetry
@@ -128,44 +128,39 @@ def compute_rank(
     if work.is_small:
         done: Rank | State[Any] = without_traceback(partial(_compute_here, work, recovery, stop))
         return done
-    while True:
-        outcome = _attempt(work, rank, recovery, stop)
-        starts_again = recovery.another_attempt(outcome)
+    outcome, logger = recovery.ranks[rank], get_run_logger()
+
+    def on_message(_rank: int, message: dict[str, Any]) -> None:
+        if message.get("kind") == "log":
+            logger.log(log_level(message["level"]), "%s", log_sentence(message))
+
+    def on_end(starts_again: bool) -> None:
         _log_end(outcome, telemetry)
-        if outcome.state == "complete":
-            return outcome
-        if not starts_again or task_run.run_count < recovery.limits.attempts:
-            raise RankFailedError(outcome, is_final=not starts_again)
-        stop.wait(RETRY_DELAYS_S[-1])
+        if outcome.state != "complete":
+            if not starts_again or task_run.run_count < recovery.limits.attempts:
+                raise RankFailedError(outcome, is_final=not starts_again)
+            stop.wait(RETRY_DELAYS_S[-1])
+
+    run_worker(
+        work.worker_fn,
+        work.worker_args,
+        rank=outcome,
+        policy=recovery,
+        world_size=work.world_size,
+        device=work.devices[rank],
+        stop=stop,
+        task=str(task_run.id),
+        on_message=on_message,
+        on_end=on_end,
+    )
+    if outcome.state != "complete":
+        raise RankFailedError(outcome, is_final=True)
+    return outcome
 
 
 def _compute_here(work: Work, recovery: Recovery, stop: threading.Event) -> Rank:
     work.compute_here(recovery, stop)
     return recovery.ranks[0]
-
-
-def _attempt(work: Work, rank: int, recovery: Recovery, stop: threading.Event) -> Rank:
-    """Run one process of a rank to its end."""
-    logger = get_run_logger()
-
-    def on_message(rank: int, message: dict[str, Any]) -> None:
-        recovery.on_message(rank, message)
-        if message.get("kind") == "log":
-            logger.log(log_level(message["level"]), "%s", log_sentence(message))
-
-    with recovery.turn(rank, stop):
-        return run_rank(
-            work.worker_fn,
-            recovery.worker_args(rank, work.worker_args, task=str(task_run.id)),
-            rank=recovery.ranks[rank],
-            world_size=work.world_size,
-            device=work.devices[rank],
-            limits=recovery.limits,
-            stop=stop,
-            on_message=on_message,
-            oom_kills=recovery.oom_kills,
-            next_blocks=recovery.next_blocks,
-        )
 
 
 def _log_end(outcome: Rank, telemetry: EmbeddingTelemetry) -> None:

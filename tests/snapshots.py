@@ -14,7 +14,6 @@ from virnucpro.telemetry.snapshot import (
     RankState,
     RunSnapshot,
     StageSnapshot,
-    WorkerCost,
 )
 from virnucpro.this_host import host_name
 
@@ -49,12 +48,6 @@ def rank_snapshot(rank=0, **changes) -> RankSnapshot:
         last_batch=None,
     )
     return replace(made, **changes)
-
-
-def cost_of(rank: RankSnapshot, *, cpu_s=30.0) -> WorkerCost:
-    """What a rank of the model that ``embedding_snapshot`` has uses."""
-    about = {"rank": rank.rank, "host": rank.host, "device": rank.device, "model": "virnucpro-tiny-protein"}
-    return WorkerCost(**about, cpu_s=cpu_s, resident_bytes=2**30)
 
 
 def embedding_snapshot(*ranks, **changes) -> EmbeddingSnapshot:

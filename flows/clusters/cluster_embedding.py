@@ -24,7 +24,7 @@ from virnucpro.pipeline.hosts.unit_worker import probe_device_here
 from virnucpro.pipeline.plan.budget_probe import DeviceProbe
 from virnucpro.pipeline.run.run_completion import Reasons
 from virnucpro.pipeline.run.run_preparation import PreparedRun
-from virnucpro.pipeline.work.units import UnitBook, UnitReasons, UnitRecord
+from virnucpro.pipeline.work.units import UnitBook, UnitRecord
 from virnucpro.pipeline.work.worker_messages import apply_entry
 from virnucpro.store.results.forms import FORMS
 from virnucpro.telemetry.embedding_telemetry import EmbeddingTelemetry
@@ -98,7 +98,7 @@ class OnCluster(Executor):
     def reasons(self) -> Reasons:
         """See ``Executor.reasons``."""
         assert self._book is not None
-        return UnitReasons(book=self._book)
+        return self._book
 
     def result_passes(self, run: PreparedRun) -> AbstractContextManager[ResultPasses | None]:
         """See ``Executor.result_passes``: files of a sharded result are items of the engine."""

@@ -16,7 +16,7 @@ import pytest
 
 from tests.dashboard import OBSERVABILITY, panels, substituted, variables
 from tests.debian_programs import Prometheus, program, started
-from tests.snapshots import cost_of, embedding_snapshot, rank_snapshot, run_snapshot, stage_snapshot
+from tests.snapshots import embedding_snapshot, rank_snapshot, run_snapshot, stage_snapshot
 from virnucpro.telemetry.metrics.table import RunCollector
 from virnucpro.telemetry.snapshot import CONTIGS, NT, BatchSeconds, GpuSample, RankState
 
@@ -40,6 +40,8 @@ def rank_at(rank, elapsed_s, now_s, run_id):
         restarts={"died": 1},
         last_progress=now_s - 2,
         cache_hits=5,
+        cpu_s=1.5 * elapsed_s,
+        resident_bytes=2**30,
     )
 
 
@@ -86,7 +88,6 @@ def snapshot_at(elapsed_s, now_s, run_id):
         )
         for rank in made.ranks
     ]
-    costs = tuple(cost_of(rank, cpu_s=1.5 * elapsed_s) for rank in made.ranks)
     stages = (
         stage_snapshot("fragments", is_over=True, seconds=5.0),
         stage_snapshot("embed", model=made.model, seconds=float(elapsed_s)),
@@ -95,7 +96,6 @@ def snapshot_at(elapsed_s, now_s, run_id):
         run_snapshot(run_id=run_id, now=now_s),
         embeddings=(contigs_at(elapsed_s, run_id), made),
         gpus=tuple(gpus),
-        costs=costs,
         stages=stages,
     )
 

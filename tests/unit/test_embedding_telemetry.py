@@ -11,7 +11,7 @@ from virnucpro.run_layout import RunLayout
 from virnucpro.telemetry import embedding_telemetry, ranks
 from virnucpro.telemetry.embedding_telemetry import EmbeddingTelemetry
 from virnucpro.telemetry.ranks import durable_messages
-from virnucpro.telemetry.snapshot import EmbeddingFacts, ProcessEnd, RankState
+from virnucpro.telemetry.snapshot import EmbeddingFacts, RankState
 
 BLOCKS = 6
 TOKENS = 100
@@ -101,12 +101,10 @@ def durable(run, rank, *blocks, **more):
 
 
 def ends(run, rank, state="complete", failure="", *, again=False, quarantined=None):
-    end = ProcessEnd(
-        state=state, failure=failure, reason="r", exit_code=1, starts_again=again, quarantined=quarantined or {}
-    )
-    run.ranks[rank].state = state
-    run.ranks[rank].end_attempt()
-    run.ended(rank, end)
+    record = run.ranks[rank]
+    record.state, record.failure, record.reason, record.exit_code = state, failure, "r", 1
+    record.end_attempt()
+    run.ended(rank, again, quarantined or {})
 
 
 def test_rows_count_when_they_are_durable_with_their_copies():
@@ -382,14 +380,14 @@ def test_processor_time_adds_up_over_the_processes_of_a_rank():
     assert run.pids() == {0: 4000}
     ends(run, 0, "failed", "died", again=True)
     assert run.pids() == {}
-    assert [(cost.rank, cost.resident_bytes) for cost in run.costs()] == [(0, None)]
+    assert run.snapshot().ranks[0].resident_bytes is None
     starts(run, 0, [0])
     begins(run, 0)
     run.used(0, 1, cpu_s=100.0, resident_bytes=1)  # of a process that has ended meanwhile
     run.used(0, 4000, cpu_s=2.0, resident_bytes=20)
-    (cost,) = run.costs()
-    assert (cost.rank, cost.host, cost.device, cost.model, cost.resident_bytes) == (0, "node-1", "cuda:3", "m", 20)
-    assert cost.cpu_s == pytest.approx(7)
+    used, unused = run.snapshot().ranks
+    assert (used.resident_bytes, unused.cpu_s, unused.resident_bytes) == (20, None, None)
+    assert used.cpu_s == pytest.approx(7)
 
 
 def test_a_rank_says_where_it_is_once_its_task_has_begun_there():

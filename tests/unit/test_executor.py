@@ -11,7 +11,7 @@ from virnucpro.config import RunLimits
 from virnucpro.pipeline.devices import CPU
 from virnucpro.pipeline.executor import Executor
 from virnucpro.pipeline.multi_gpu_inference import run_embedding
-from virnucpro.pipeline.work.rank_runner import run_rank
+from virnucpro.pipeline.work.rank_runner import run_worker
 
 
 class ThreadRanks(Executor):
@@ -21,22 +21,15 @@ class ThreadRanks(Executor):
         self.recovery = recovery = run.recovery(limits, telemetry)
 
         def attempts(rank):
-            is_another = True
-            while is_another:
-                with recovery.turn(rank.rank, stop):
-                    run_rank(
-                        run.worker_fn,
-                        recovery.worker_args(rank.rank, run.worker_args),
-                        rank=rank,
-                        world_size=run.world_size,
-                        device=run.devices[rank.rank],
-                        limits=limits,
-                        stop=stop,
-                        on_message=recovery.on_message,
-                        oom_kills=recovery.oom_kills,
-                        next_blocks=recovery.next_blocks,
-                    )
-                is_another = recovery.another_attempt(rank)
+            run_worker(
+                run.worker_fn,
+                run.worker_args,
+                rank=rank,
+                policy=recovery,
+                world_size=run.world_size,
+                device=run.devices[rank.rank],
+                stop=stop,
+            )
 
         threads = [threading.Thread(target=attempts, args=(rank,)) for rank in recovery.ranks]
         for thread in threads:

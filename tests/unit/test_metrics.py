@@ -12,7 +12,7 @@ from prometheus_client.openmetrics.parser import text_string_to_metric_families 
 from prometheus_client.parser import text_string_to_metric_families
 
 from tests.debian_programs import program
-from tests.snapshots import cost_of, embedding_snapshot, rank_snapshot, run_snapshot
+from tests.snapshots import embedding_snapshot, rank_snapshot, run_snapshot
 from virnucpro.telemetry.metrics.table import METRICS, RunCollector
 from virnucpro.telemetry.snapshot import CONTIGS, NT, BatchSeconds, GpuSample, RankState
 
@@ -33,7 +33,8 @@ def series(families):
 
 def whole_snapshot():
     """One in which every metric has a value."""
-    ranks = [rank_snapshot(0, restarts={"died": 2}), rank_snapshot(1, state=RankState.FAILED)]
+    used = {"cpu_s": 30.0, "resident_bytes": 2**30}
+    ranks = [rank_snapshot(0, restarts={"died": 2}, **used), rank_snapshot(1, state=RankState.FAILED, **used)]
     gpu = GpuSample(
         device="cuda:0",
         uuid="GPU-0",
@@ -48,7 +49,7 @@ def whole_snapshot():
     )
     embedding = embedding_snapshot(*ranks, failed={"out_of_memory": 1}, quarantined={"died": 1})
     contigs = embedding_snapshot(rank_snapshot(device="cpu"), model="composition", counts=CONTIGS, measure=NT)
-    return run_snapshot(*ranks, gpus=(gpu,), embeddings=(contigs, embedding), costs=tuple(map(cost_of, ranks)))
+    return run_snapshot(*ranks, gpus=(gpu,), embeddings=(contigs, embedding))
 
 
 def test_every_metric_that_is_declared_is_exposed_with_its_kind_labels_and_help():

@@ -26,7 +26,7 @@ from virnucpro.pipeline.hosts import unit_worker
 from virnucpro.pipeline.hosts.unit_worker import UnitWorker
 from virnucpro.pipeline.multi_gpu_inference import run_embedding
 from virnucpro.pipeline.run.run_completion import aggregate_run, validate_run
-from virnucpro.pipeline.work.units import Unit, UnitBook, UnitReasons
+from virnucpro.pipeline.work.units import Unit, UnitBook
 from virnucpro.pipeline.work.worker_messages import apply_entry
 from virnucpro.store.reader import read_embeddings
 from virnucpro.telemetry.embedding_telemetry import EmbeddingTelemetry
@@ -57,7 +57,7 @@ class Workplace:
         return find_finished_blocks(self.run.layout, self.plan, quarantined=set(quarantined)).blocks
 
     def check_result(self, book, outcomes, *, without=()):
-        aggregation = aggregate_run(self.run, outcomes, UnitReasons(book=book))
+        aggregation = aggregate_run(self.run, outcomes, book)
         validate_run(self.run, aggregation)
         with read_embeddings(aggregation.output_path) as rows:
             assert set(rows) == self.sequences.keys() - set(without)

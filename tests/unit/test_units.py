@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 
 from virnucpro.errors import HostCheckError
 from virnucpro.pipeline.work import units
-from virnucpro.pipeline.work.units import MOST_LOSSES, UnitBook, UnitReasons, UnitRecord
+from virnucpro.pipeline.work.units import MOST_LOSSES, UnitBook, UnitRecord
 from virnucpro.telemetry.ranks import Rank
 
 DEVICES = 2
@@ -203,7 +203,6 @@ def test_a_closed_book_gives_up_what_is_not_handed_out_and_waits_for_the_rest():
 def test_a_missing_sequence_has_the_reason_of_its_own_or_that_of_its_block():
     book = book_of([0, 1])
     book.quarantined, book.given_up = {5: ("hung", 4)}, {0: ("died", 13)}
-    reasons = UnitReasons(book=book)
-    assert reasons.why_missing(5, 0, []) == ("hung", 4)
-    assert reasons.why_missing(6, 0, []) == ("died", 13)
-    assert reasons.why_missing(6, 1, []) == ("unknown", 0)
+    assert book.why_missing(5, 0, []) == ("hung", 4)
+    assert book.why_missing(6, 0, []) == ("died", 13)
+    assert book.why_missing(6, 1, []) == ("unknown", 0)

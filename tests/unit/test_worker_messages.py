@@ -59,10 +59,10 @@ def test_what_a_host_has_sampled_is_shown_while_its_process_runs(tmp_path):
     gpu = {"device": "cuda:5", "uuid": "GPU-1", "host": "node-9", "utilization": 0.5}
     say(telemetry, 1, used={"cpu_s": 3.5, "resident_bytes": 4096}, gpus=[gpu])
     assert telemetry.gpus() == (GpuSample(**gpu),)
-    (cost,) = telemetry.costs()
-    assert (cost.rank, cost.host, cost.cpu_s, cost.resident_bytes) == (1, "node-9", 3.5, 4096)
+    rank = telemetry.snapshot().ranks[1]
+    assert (rank.host, rank.cpu_s, rank.resident_bytes) == ("node-9", 3.5, 4096)
     say(telemetry, 1, used=None, gpus=[gpu])
-    assert telemetry.costs() == (cost,)
+    assert telemetry.snapshot().ranks[1] == rank
     say(telemetry, 1, ended=FAILED)
     assert telemetry.gpus() == ()
 

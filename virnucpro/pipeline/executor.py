@@ -12,7 +12,6 @@ from typing import TYPE_CHECKING, Any, Protocol
 
 import structlog
 
-from virnucpro.pipeline.failures import FailureClass
 from virnucpro.pipeline.gpu_coordinator import GPUProcessCoordinator
 
 if TYPE_CHECKING:
@@ -140,11 +139,8 @@ class LocalRanks(Executor):
             policy=recovery,
         ) as coordinator:
             self._outcomes = list(recovery.ranks)
-            for rank in self._outcomes:  # of a run that is stopped before there are workers
-                rank.state, rank.failure = "stopped", FailureClass.STOPPED.value
-            if not stop.is_set():
-                coordinator.spawn_workers(self._worker_fn or work.worker_fn, work.worker_args)
-                coordinator.wait_for_completion()
+            coordinator.spawn_workers(self._worker_fn or work.worker_fn, work.worker_args)
+            coordinator.wait_for_completion()
 
     def outcomes(self) -> list[Rank]:
         """See ``Executor.outcomes``."""

@@ -1,9 +1,8 @@
 """
 All ranks of one run, each in a process of its own on a device of its own.
 
-One thread a rank runs ``run_rank`` until the rank is complete or the retry policy has had enough. The coordinator knows
-processes; it does not know sequences, models or files: what a process does, and whether another one follows, is decided
-by the policy.
+One thread a rank in ``run_worker``. The coordinator knows processes; it does not know sequences, models or files: what
+a process does, and whether another one follows, is decided by the policy.
 """
 
 from __future__ import annotations
@@ -13,7 +12,7 @@ import queue
 import threading
 import time
 from contextlib import nullcontext
-from typing import TYPE_CHECKING, Any, Protocol, Self
+from typing import TYPE_CHECKING, Any, Self
 
 import structlog
 
@@ -21,7 +20,7 @@ from virnucpro.config import RunLimits
 from virnucpro.errors import ConfigurationError
 from virnucpro.pipeline.devices import devices_for_ranks
 from virnucpro.pipeline.failures import FailureClass, OomKills
-from virnucpro.pipeline.work.rank_runner import run_rank
+from virnucpro.pipeline.work.rank_runner import run_worker
 from virnucpro.pipeline.work.worker_process import importable_name
 from virnucpro.telemetry.ranks import Rank
 
@@ -32,40 +31,11 @@ if TYPE_CHECKING:
     from pathlib import Path
 
     from virnucpro.pipeline.devices import Device
-    from virnucpro.pipeline.work.rank_runner import MessageHandler
+    from virnucpro.pipeline.work.rank_runner import AttemptPolicy, MessageHandler
     from virnucpro.pipeline.work.worker_process import WorkerFunction, WorkerProcess
 
 
 log = structlog.get_logger(__name__)
-
-
-class RetryPolicy(Protocol):
-    """What decides about attempts; its methods are called from the threads of the ranks."""
-
-    ranks: Sequence[Rank]
-    """The records of the ranks."""
-    oom_kills: OomKills
-    """The kernel's count of processes that it killed for lack of memory."""
-
-    def worker_args(self, rank: int, args: tuple[Any, ...]) -> tuple[Any, ...]:
-        """Return what the next process of *rank* gets for *args*."""
-        ...
-
-    def turn(self, rank: int, stop: threading.Event) -> AbstractContextManager[None]:
-        """Wait until *rank* may have a process; it ends with the context."""
-        ...
-
-    def on_message(self, rank: int, message: dict[str, Any]) -> None:
-        """Take in a message, which was applied to its rank before."""
-        ...
-
-    def next_blocks(self, rank: int) -> list[dict[str, Any]]:
-        """Return the answer to a process of *rank* that asks for blocks; none while it has to wait."""
-        ...
-
-    def another_attempt(self, outcome: Rank) -> bool:
-        """Whether to start another process after one that ended so."""
-        ...
 
 
 class CountedAttempts:
@@ -73,10 +43,10 @@ class CountedAttempts:
 
     def __init__(self, ranks: Sequence[Rank], limits: RunLimits) -> None:
         self.ranks = ranks
+        self.limits = limits
         self.oom_kills = OomKills()
-        self._limits = limits
 
-    def worker_args(self, rank: int, args: tuple[Any, ...]) -> tuple[Any, ...]:  # noqa: ARG002
+    def worker_args(self, rank: int, args: tuple[Any, ...], *, task: str = "") -> tuple[Any, ...]:  # noqa: ARG002
         """Return *args*."""
         return args
 
@@ -94,7 +64,7 @@ class CountedAttempts:
     def another_attempt(self, outcome: Rank) -> bool:
         """Whether attempts are left."""
         failure = FailureClass(outcome.failure or FailureClass.DIED)
-        return outcome.state == "failed" and failure.is_worth_a_retry and outcome.attempts < self._limits.attempts
+        return outcome.state == "failed" and failure.is_worth_a_retry and outcome.attempts < self.limits.attempts
 
 
 class GPUProcessCoordinator:
@@ -132,7 +102,7 @@ class GPUProcessCoordinator:
         limits: RunLimits | None = None,
         on_message: MessageHandler | None = None,
         stop: threading.Event | None = None,
-        policy: RetryPolicy | None = None,
+        policy: AttemptPolicy | None = None,
     ) -> None:
         if multiprocessing.current_process().daemon:
             raise ConfigurationError(
@@ -151,7 +121,7 @@ class GPUProcessCoordinator:
         self.workers: dict[int, SpawnProcess] = {}
         self.results_queue: queue.SimpleQueue[dict[str, Any]] = queue.SimpleQueue()
         ranks = [Rank(rank=rank, device=device.label) for rank, device in enumerate(self.devices)]
-        self._policy: RetryPolicy = CountedAttempts(ranks, self.limits) if policy is None else policy
+        self._policy: AttemptPolicy = CountedAttempts(ranks, self.limits) if policy is None else policy
         self.outcomes = {rank.rank: rank for rank in self._policy.ranks}
         self._on_message = on_message
         self._stop = threading.Event() if stop is None else stop
@@ -249,34 +219,29 @@ class GPUProcessCoordinator:
             self.workers[rank] = worker.process
             launched.set()
 
+        def note_end(starts_again: bool) -> None:
+            if outcome.state == "failed":
+                about = {"failure": outcome.failure, "reason": outcome.reason, "starts_again": starts_again}
+                log.info("rank.failed", rank=rank, **about)
+
         try:
-            is_wanted = True
-            while is_wanted and not self._stop.is_set():
-                with self._policy.turn(rank, self._stop):
-                    run_rank(
-                        worker_fn,
-                        self._policy.worker_args(rank, worker_args),
-                        rank=outcome,
-                        world_size=self.world_size,
-                        device=self.devices[rank],
-                        limits=self.limits,
-                        stop=self._stop,
-                        on_message=self._take,
-                        on_start=note_start,
-                        oom_kills=self._policy.oom_kills,
-                        next_blocks=self._policy.next_blocks,
-                    )
-                is_wanted = self._policy.another_attempt(outcome)
-                if outcome.state == "failed":
-                    log.info(
-                        "rank.failed", rank=rank, failure=outcome.failure, reason=outcome.reason, starts_again=is_wanted
-                    )
+            run_worker(
+                worker_fn,
+                worker_args,
+                rank=outcome,
+                policy=self._policy,
+                world_size=self.world_size,
+                device=self.devices[rank],
+                stop=self._stop,
+                on_message=self._take,
+                on_start=note_start,
+                on_end=note_end,
+            )
         finally:
             launched.set()
 
     def _take(self, rank: int, message: dict[str, Any]) -> None:
         if "kind" not in message:
             self.results_queue.put(message)
-        self._policy.on_message(rank, message)
         if self._on_message is not None:
             self._on_message(rank, message)

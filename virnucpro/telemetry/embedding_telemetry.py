@@ -19,7 +19,7 @@ import numpy as np
 from virnucpro.telemetry.failure_report import failure_report
 from virnucpro.telemetry.labels import known_labels
 from virnucpro.telemetry.ranks import BATCH_BOUNDS_S, Rank, whole_blocks
-from virnucpro.telemetry.snapshot import BatchSeconds, EmbeddingSnapshot, RankSnapshot, RankState, WorkerCost
+from virnucpro.telemetry.snapshot import BatchSeconds, EmbeddingSnapshot, RankSnapshot, RankState
 from virnucpro.telemetry.worker_logging import log_end_of_process
 from virnucpro.this_host import host_name, merged_processors, processors_differ
 
@@ -27,7 +27,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Mapping, Sequence
 
     from virnucpro.arrays import BoolArray, IntArray
-    from virnucpro.telemetry.snapshot import EmbeddingFacts, GpuSample, ProcessEnd
+    from virnucpro.telemetry.snapshot import EmbeddingFacts, GpuSample
 
 _HAS_PROCESS = {RankState.LOADING, RankState.COMPUTING}
 
@@ -128,14 +128,20 @@ class EmbeddingTelemetry:
             self._on_failure(f"warning: {processors_differ(found)[0]}")
         self._num_processors = len(found)
 
-    def ended(self, rank: int, end: ProcessEnd) -> None:
-        """Take in that the process of *rank* has ended, and how."""
+    def ended(self, rank: int, starts_again: bool, quarantined: Mapping[int, str]) -> None:
+        """
+        Take in that a process of *rank* has ended, as its record says.
+
+        Args:
+            starts_again: Whether another process follows.
+            quarantined: Index position of each sequence that is not computed any more -> failure class.
+        """
         with self._lock:
             state = self.ranks[rank]
             undecided = {position for other in self.ranks for position in other.attempt.unproved_failures}
             failed = self._failed()
             self._quarantined.update(
-                {p: why for p, why in end.quarantined.items() if p not in failed and p not in undecided}
+                {p: why for p, why in quarantined.items() if p not in failed and p not in undecided}
             )
             as_it_was = self._snapshot_of(rank)
             if state.cpu_s is not None:
@@ -143,34 +149,33 @@ class EmbeddingTelemetry:
             state.pid = state.resident_bytes = None
             own = self._owner == rank
             self._computed[own] = False
-            if end.state == "complete":
+            if state.state == "complete":
                 self._done[own] = True
                 state.phase = RankState.COMPLETE
                 return
-            if end.state == "stopped":
+            if state.state == "stopped":
                 state.phase = RankState.STOPPED
                 return
-            state.phase = RankState.FAILED if end.starts_again else RankState.LOST
-            state.to_restart_after = end.failure if end.starts_again else ""
-        self._report_failure(state, as_it_was, end)
+            state.phase = RankState.FAILED if starts_again else RankState.LOST
+            state.to_restart_after = (state.failure or "") if starts_again else ""
+        self._report_failure(state, as_it_was, starts_again=starts_again)
 
-    def _report_failure(self, rank: Rank, as_it_was: RankSnapshot, end: ProcessEnd) -> None:
-        log_path = self.facts.layout.worker_log(rank.rank)
+    def _report_failure(self, rank: Rank, as_it_was: RankSnapshot, *, starts_again: bool) -> None:
+        facts, log_path = self.facts, self.facts.layout.worker_log(rank.rank)
         ending: dict[str, Any] = {
-            "failure": end.failure,
-            "reason": end.reason,
-            "exit_code": end.exit_code,
-            "starts_again": end.starts_again,
+            "failure": rank.failure or "",
+            "reason": rank.reason or "",
+            "exit_code": rank.exit_code,
+            "starts_again": starts_again,
         }
-        facts = self.facts
         rank.failure_report = failure_report(
             as_it_was, **ending, log_path=log_path, run_id=facts.run_id, counts=facts.counts, measure=facts.measure
         )
         log_end_of_process(
             log_path,
-            level="warning" if end.starts_again else "error",
+            level="warning" if starts_again else "error",
             bound={
-                "run_id": self.facts.run_id,
+                "run_id": facts.run_id,
                 "rank": rank.rank,
                 "host": as_it_was.host,
                 "device": as_it_was.device,
@@ -236,22 +241,6 @@ class EmbeddingTelemetry:
         with self._lock:
             sampled = [] if self._is_over else list(self._gpus_elsewhere.items())
             return tuple(gpu for rank, gpus in sampled if self.ranks[rank].phase in _HAS_PROCESS for gpu in gpus)
-
-    def costs(self) -> tuple[WorkerCost, ...]:
-        """Return what the ranks have used whose processes were looked at here."""
-        with self._lock:
-            return tuple(
-                WorkerCost(
-                    rank=rank.rank,
-                    host=self._host_of(rank),
-                    device=rank.device,
-                    model=self.facts.model,
-                    cpu_s=rank.ended_cpu_s + rank.cpu_s,
-                    resident_bytes=rank.resident_bytes,
-                )
-                for rank in self.ranks
-                if rank.cpu_s is not None
-            )
 
     def snapshot(self) -> EmbeddingSnapshot:
         with self._lock:
@@ -340,6 +329,8 @@ class EmbeddingTelemetry:
             model_load_s=rank.model_load_s,
             last_progress=rank.last_progress,
             last_batch=rank.attempt.last_batch,
+            cpu_s=None if rank.cpu_s is None else rank.ended_cpu_s + rank.cpu_s,
+            resident_bytes=rank.resident_bytes,
         )
 
 

@@ -189,6 +189,13 @@ class Rank:
     not_understood: set[str] = field(default_factory=set)
     """Kinds of messages that made no sense."""
 
+    has_started: bool = False
+    is_running: bool = False
+    is_waiting: bool = False
+    """Whether it waits for its turn, which may come only once another has ended."""
+    fruitless: int = 0
+    """Failed processes since the last row, except those that narrowed a fault down where no other rank could."""
+
     @property
     def tokens_per_second(self) -> float:
         """Tokens computed over the seconds that computing took."""

@@ -230,7 +230,6 @@ class RunTelemetry:
             stages=self._stages_now(),
             embeddings=tuple(embedding.snapshot() for embedding in embeddings),
             gpus=(*self._gpu_samples, *(gpu for embedding in embeddings for gpu in embedding.gpus())),
-            costs=tuple(cost for embedding in embeddings for cost in embedding.costs()),
             disk_free_bytes=free,
             disk_size_bytes=size,
         )

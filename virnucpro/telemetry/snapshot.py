@@ -78,20 +78,6 @@ class GpuSample:
 
 
 @dataclass(frozen=True, kw_only=True)
-class WorkerCost:
-    """What a rank's processes have used of their host, as it was seen there."""
-
-    rank: int
-    host: str
-    device: str
-    model: str
-    cpu_s: float | None
-    """Processor seconds of all of them; None where they could not be read."""
-    resident_bytes: int | None
-    """Resident memory of the one that runs."""
-
-
-@dataclass(frozen=True, kw_only=True)
 class RankSnapshot:
     """One rank of an embedding run; counts are of this start of the run, over all its processes."""
 
@@ -130,6 +116,10 @@ class RankSnapshot:
     last_progress: float | None
     """Unix time at which a batch was last finished or rows became durable."""
     last_batch: Batch | None
+    cpu_s: float | None = None
+    """Processor seconds of all its processes; None where they are on another host and it has not reported them."""
+    resident_bytes: int | None = None
+    """Resident memory of the one that runs."""
 
     @property
     def has_process(self) -> bool | None:
@@ -214,8 +204,6 @@ class RunSnapshot:
     """In the order in which they began; a prediction has up to two."""
     gpus: tuple[GpuSample, ...]
     """One a GPU of the run, of those that can be asked here; none without a driver."""
-    costs: tuple[WorkerCost, ...] = ()
-    """One a rank whose processes run here, of every embedding run."""
     disk_free_bytes: int | None
     """Bytes that the run may still write to its file system."""
     disk_size_bytes: int | None
@@ -265,23 +253,6 @@ class EmbeddingFacts:
     """What is counted as tokens."""
     is_small: bool = False
     """Whether the run's own process computes it."""
-
-
-@dataclass(frozen=True, kw_only=True)
-class ProcessEnd:
-    """How a process of a rank ended, as its parent judged."""
-
-    state: str
-    """complete, failed or stopped."""
-    failure: str
-    """Failure class; empty where it did not fail."""
-    reason: str
-    exit_code: int | None
-    """Negative for a signal."""
-    starts_again: bool
-    """Whether another process follows."""
-    quarantined: Mapping[int, str]
-    """Index position of each sequence that is not computed any more -> failure class."""
 
 
 class View(Protocol):

@@ -25,7 +25,7 @@ from virnucpro.pipeline.hosts.host_check import check_folder, check_host, weight
 from virnucpro.pipeline.plan.budget_probe import PROBE_WORKER, probe_devices
 from virnucpro.pipeline.run.run_preparation import GPU_WORKER
 from virnucpro.pipeline.work.block_pool import BlockPool
-from virnucpro.pipeline.work.rank_runner import run_rank
+from virnucpro.pipeline.work.rank_runner import run_worker
 from virnucpro.pipeline.work.recovery import Death, Quarantine, Recovery
 from virnucpro.pipeline.work.units import UnitRecord
 from virnucpro.store.locks.worker_lock import taking_part
@@ -36,7 +36,7 @@ from virnucpro.telemetry.ranks import Rank
 from virnucpro.this_host import host_name
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Iterator, Sequence
+    from collections.abc import Iterable, Iterator, Mapping, Sequence
 
     from virnucpro.config import ModelConfig, RunLimits
     from virnucpro.data.packing import BlockPlan
@@ -44,7 +44,6 @@ if TYPE_CHECKING:
     from virnucpro.pipeline.run.run_preparation import PreparedRun
     from virnucpro.pipeline.work.units import Unit
     from virnucpro.pipeline.work.worker_process import WorkerFunction
-    from virnucpro.telemetry.snapshot import ProcessEnd
 
 IDLE_S = 60.0
 """Seconds without a unit after which the process ends: its driver may be gone. Another unit starts another process."""
@@ -108,9 +107,8 @@ class _UnitRecovery(Recovery):
             self._pool.feed(todo)
             while (left := self._pool.undone(todo)) and thread.is_alive():
                 self._changed.wait(0.2)
-            (standing,) = self._standings.values()
             end_s = time.monotonic() + REPORT_S
-            while standing.record.attempt.in_flight and thread.is_alive() and time.monotonic() < end_s:
+            while self.ranks[0].attempt.in_flight and thread.is_alive() and time.monotonic() < end_s:
                 self._changed.wait(0.2)
             return left
 
@@ -236,8 +234,10 @@ class UnitWorker:
         if message.get("kind") not in _OF_THE_HOST:
             self._note({"message": {name: value for name, value in message.items() if name != "gpu_uuid"}})
 
-    def ended(self, _rank: int, end: ProcessEnd) -> None:
-        self._note({"ended": {**asdict(end), "quarantined": list(end.quarantined.items())}})
+    def ended(self, _rank: int, starts_again: bool, quarantined: Mapping[int, str]) -> None:
+        rank, known = self._rank, list(quarantined.items())
+        end = {"state": rank.state, "failure": rank.failure, "reason": rank.reason, "exit_code": rank.exit_code}
+        self._note({"ended": {**end, "starts_again": starts_again, "quarantined": known}})
 
     # --- the process ---
 
@@ -278,22 +278,16 @@ class UnitWorker:
     def _keep_process(self, device: Device, config: ModelConfig) -> None:
         """Start processes one after the other until there is nothing left to do, or no retry."""
         assert self._recovery is not None
-        recovery, run, is_wanted = self._recovery, self._run, True
-        while is_wanted and not self._stop.is_set():
-            with recovery.turn(self._rank.rank, self._stop):
-                run_rank(
-                    self._worker_fn,
-                    recovery.worker_args(self._rank.rank, (str(run.layout.index), str(run.output_dir), config)),
-                    rank=self._rank,
-                    world_size=run.world_size,
-                    device=device,
-                    limits=recovery.limits,
-                    stop=self._stop,
-                    on_message=recovery.on_message,
-                    oom_kills=recovery.oom_kills,
-                    next_blocks=recovery.next_blocks,
-                )
-            is_wanted = recovery.another_attempt(self._rank)
+        run = self._run
+        run_worker(
+            self._worker_fn,
+            (str(run.layout.index), str(run.output_dir), config),
+            rank=self._rank,
+            policy=self._recovery,
+            world_size=run.world_size,
+            device=device,
+            stop=self._stop,
+        )
 
     def _end_if_idle(self) -> None:
         if self._using.acquire(blocking=False):

@@ -1,8 +1,8 @@
 """
-The life of one rank in one process: start it, watch it, and note in its record how it ended.
+The life of one worker: its processes, one after the other, until it is complete or its policy starts no more.
 
-``run_rank`` is the only place where this is done. ``GPUProcessCoordinator`` loops over it with a bounded number of
-attempts; the flow's task calls it once and lets Prefect own the attempts.
+``run_rank`` starts one process, watches it, and notes in the record how it ended. ``run_worker`` is the one loop over
+processes: for workers of this machine, of a Prefect task, and of a host of a cluster.
 """
 
 from __future__ import annotations
@@ -10,13 +10,14 @@ from __future__ import annotations
 import signal
 import time
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Protocol
 
 from virnucpro.pipeline.failures import FailureClass, classify_exit
 from virnucpro.pipeline.work.worker_process import WorkerProcess
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
+    from collections.abc import Callable, Sequence
+    from contextlib import AbstractContextManager
     from threading import Event
 
     from virnucpro.config import RunLimits
@@ -32,6 +33,86 @@ POLL_S = 0.2
 """Seconds between looks at the stop event and the clocks."""
 WAITING_POLL_S = 0.05
 """The same, while the process waits for blocks that another may give back."""
+
+
+class AttemptPolicy(Protocol):
+    """What decides about the processes of workers; its methods are called from the threads of the workers."""
+
+    ranks: Sequence[Rank]
+    """The records of the workers."""
+    limits: RunLimits
+    oom_kills: OomKills
+    """The kernel's count of processes that it killed for lack of memory."""
+
+    def worker_args(self, rank: int, args: tuple[Any, ...], *, task: str = "") -> tuple[Any, ...]:
+        """Return what the next process of *rank* gets for *args*; *task*: the orchestrator's name of what starts it."""
+        ...
+
+    def turn(self, rank: int, stop: Event) -> AbstractContextManager[None]:
+        """Wait until *rank* may have a process; it ends with the context."""
+        ...
+
+    def on_message(self, rank: int, message: dict[str, Any]) -> None:
+        """Take in a message, which was applied to its rank before."""
+        ...
+
+    def next_blocks(self, rank: int) -> list[dict[str, Any]]:
+        """Return the answer to a process of *rank* that asks for blocks; none while it has to wait."""
+        ...
+
+    def another_attempt(self, outcome: Rank) -> bool:
+        """Learn from a process that has ended; whether another one is to be started for its rank."""
+        ...
+
+
+def run_worker(
+    worker_fn: WorkerFunction,
+    worker_args: tuple[Any, ...],
+    *,
+    rank: Rank,
+    policy: AttemptPolicy,
+    world_size: int,
+    device: Device,
+    stop: Event,
+    task: str = "",
+    on_message: MessageHandler = lambda *_: None,
+    on_start: Callable[[WorkerProcess], None] = lambda _: None,
+    on_end: Callable[[bool], None] = lambda _: None,
+) -> None:
+    """
+    Run the processes of one worker until it is complete, *stop* is set, or *policy* starts no more.
+
+    Args:
+        task: The orchestrator's name of what called this.
+        on_message: Called with the rank's number and each message, after the policy.
+        on_start: Called with each process that was started.
+        on_end: Called after each process, with whether another one follows; what it raises ends the loop.
+    """
+
+    def take(number: int, message: dict[str, Any]) -> None:
+        policy.on_message(number, message)
+        on_message(number, message)
+
+    if stop.is_set():
+        rank.state, rank.failure = "stopped", FailureClass.STOPPED.value
+    starts_again = True
+    while starts_again and not stop.is_set():
+        with policy.turn(rank.rank, stop):
+            run_rank(
+                worker_fn,
+                policy.worker_args(rank.rank, worker_args, task=task),
+                rank=rank,
+                world_size=world_size,
+                device=device,
+                limits=policy.limits,
+                stop=stop,
+                on_message=take,
+                on_start=on_start,
+                oom_kills=policy.oom_kills,
+                next_blocks=policy.next_blocks,
+            )
+        starts_again = policy.another_attempt(rank)
+        on_end(starts_again)
 
 
 def run_rank(

@@ -37,10 +37,9 @@ from virnucpro.pipeline.failures import FailureClass, OomKills
 from virnucpro.pipeline.work.block_pool import MOST_AT_ONCE, SINGLY, Assignment, BlockPool
 from virnucpro.settings import MAX_STARTS
 from virnucpro.telemetry.ranks import claimed_messages, runs_of, whole_blocks
-from virnucpro.telemetry.snapshot import ProcessEnd
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator, Sequence
+    from collections.abc import Callable, Iterator, Mapping, Sequence
 
     from virnucpro.config import RunLimits
     from virnucpro.pipeline.work.block_pool import Grant
@@ -81,19 +80,6 @@ class Death:
         return {*self.whole, *self.alone.values()}
 
 
-@dataclass
-class Standing:
-    """What the run makes of a rank."""
-
-    record: Rank
-    has_started: bool = False
-    fruitless: int = 0
-    """Failed processes since the last row, except those that narrowed a fault down where no other rank could."""
-    is_running: bool = False
-    is_waiting: bool = False
-    """Whether it waits for its turn, which may come only once another has ended."""
-
-
 class RankObserver(Protocol):
     """Follows ranks; called from their threads, with messages that were applied to the rank's record before."""
 
@@ -103,8 +89,14 @@ class RankObserver(Protocol):
     def on_message(self, rank: int, message: dict[str, Any], /) -> None:
         """Take in a message of a worker."""
 
-    def ended(self, rank: int, end: ProcessEnd, /) -> None:
-        """Take in how a process of *rank* ended."""
+    def ended(self, rank: int, starts_again: bool, quarantined: Mapping[int, str], /) -> None:
+        """
+        Take in that a process of *rank* has ended, as its record says.
+
+        Args:
+            starts_again: Whether another process follows.
+            quarantined: Index position of each sequence that is not computed any more -> failure class.
+        """
 
 
 class _Unobserved:
@@ -143,7 +135,7 @@ class Recovery:
         self._run_id = run_id
         self._pool = BlockPool(num_blocks, ranks) if pool is None else pool
         self._more = more
-        self._standings = {rank.rank: Standing(rank) for rank in ranks}
+        self._records = {rank.rank: rank for rank in ranks}
         self._deaths: list[Death] = []
         self._excluded: dict[int, Quarantine] = {}
         """What was quarantined when a worker or this class was last told."""
@@ -156,8 +148,8 @@ class Recovery:
     def worker_args(self, rank: int, args: tuple[Any, ...], *, task: str = "") -> tuple[Any, ...]:
         """Return the arguments of the process that *rank* has its turn for: *args* and its assignment."""
         with self._changed:
-            standing = self._standings[rank]
-            standing.has_started = standing.is_running = True
+            record = self._records[rank]
+            record.has_started = record.is_running = True
             self._reopen_released()
             blocks = self._pool.begin(rank)
             self._observer.assigned(rank, blocks)
@@ -169,27 +161,27 @@ class Recovery:
                 lone_suspects=frozenset(position for death in self._deaths for position in death.alone),
                 quarantined=frozenset(self._quarantined()),
                 run_id=self._run_id,
-                attempt=standing.record.attempts + 1,
+                attempt=record.attempts + 1,
                 task=task,
-                after_failure=standing.fruitless > 0,
+                after_failure=record.fruitless > 0,
             )
             return (*args, assignment)
 
     @contextmanager
     def turn(self, rank: int, stop: threading.Event) -> Iterator[None]:
         """Wait until *rank* may start a process (fewer run at a time once memory ran out), and note that it does."""
-        standing = self._standings[rank]
+        record = self._records[rank]
         with self._changed:
             while self._running >= self._most_running and not stop.is_set():
-                standing.is_waiting = True
+                record.is_waiting = True
                 self._changed.wait(0.2)
-            standing.is_waiting = False
+            record.is_waiting = False
             self._running += 1
         try:
             yield
         except BaseException:
             with self._changed:
-                standing.is_running = False
+                record.is_running = False
                 self._pool.lose(rank)
             raise
         finally:
@@ -211,7 +203,7 @@ class Recovery:
     def next_blocks(self, rank: int) -> list[dict[str, Any]]:
         """Return the answer to the process of *rank*, which has asked for blocks; none while it has to wait."""
         with self._changed:
-            idle = self._standings[rank].record.attempt.wants == "idle"
+            idle = self._records[rank].attempt.wants == "idle"
             grant = self._grant(rank, idle=idle)
             if grant is None:
                 return [] if idle else [{"answer": "nothing"}]
@@ -222,15 +214,7 @@ class Recovery:
         with self._changed:
             starts_again = self._learn(rank)
             quarantined = {position: why.failure.value for position, why in self._quarantined().items()}
-        end = ProcessEnd(
-            state=rank.state,
-            failure=rank.failure or "",
-            reason=rank.reason or "",
-            exit_code=rank.exit_code,
-            starts_again=starts_again,
-            quarantined=quarantined,
-        )
-        self._observer.ended(rank.rank, end)
+        self._observer.ended(rank.rank, starts_again, quarantined)
         return starts_again
 
     def quarantined(self) -> dict[int, tuple[str, int]]:
@@ -261,23 +245,23 @@ class Recovery:
 
     def _is_doubted(self, rank: int) -> bool:
         """Whether a rank has failed, and computed nothing since: it begins with the sequences of a block one by one."""
-        return self._standings[rank].fruitless > 0
+        return self._records[rank].fruitless > 0
 
     def _healthy(self) -> set[int]:
         """Return the ranks whose process runs and has computed something since the last failure, if there was one."""
-        return {rank for rank, standing in self._standings.items() if standing.is_running and not standing.fruitless}
+        return {rank for rank, record in self._records.items() if record.is_running and not record.fruitless}
 
     def _at_hand(self) -> set[int]:
         """Return the ranks that have a process, or will have one without another's end."""
-        found = {rank: self._standings[rank] for rank in self._pool.live}
-        return {rank for rank, standing in found.items() if standing.has_started and not standing.is_waiting}
+        found = {rank: self._records[rank] for rank in self._pool.live}
+        return {rank for rank, record in found.items() if record.has_started and not record.is_waiting}
 
     def _next_to_try(self, block: int) -> set[int]:
         """Return the ranks that may try a suspect: healthy ones that have not died on it, others, or else any."""
         on_it = [death for death in self._deaths if block in death.blocks]
         on_it = [death for death in on_it if block in death.alone.values()] or on_it
         untried = self._at_hand() - {death.rank for death in on_it}
-        return untried & self._healthy() or untried or set(self._standings)
+        return untried & self._healthy() or untried or set(self._records)
 
     def _answer(self, rank: int, grant: Grant) -> list[dict[str, Any]]:
         if grant.is_end:
@@ -338,16 +322,15 @@ class Recovery:
 
     def _note_rows(self, rank: int) -> None:
         """Count the deaths of a rank that computes again: its device works."""
-        standing = self._standings[rank]
-        if standing.fruitless and standing.record.attempt.has_rows:
-            standing.fruitless = 0
+        record = self._records[rank]
+        if record.fruitless and record.attempt.has_rows:
+            record.fruitless = 0
             for death in self._deaths:
                 death.is_proved |= death.rank == rank
 
     def _learn(self, rank: Rank) -> bool:
-        standing = self._standings[rank.rank]
         self._note_rows(rank.rank)
-        standing.is_running = False
+        rank.is_running = False
         if rank.state == "complete":
             self._pool.close(rank.rank)
             own = [death for death in self._deaths if death.rank == rank.rank and not death.is_proved]
@@ -361,11 +344,11 @@ class Recovery:
             return False
         failure = FailureClass(rank.failure or FailureClass.DIED)
         narrowed_down = self._count_death(rank, failure)
-        standing.fruitless += not (narrowed_down and standing.fruitless) or bool(self._healthy())
+        rank.fruitless += not (narrowed_down and rank.fruitless) or bool(self._healthy())
         if failure is FailureClass.OOM_KILL:
             self._most_running = max(1, min(self._most_running, self._running + 1) - 1)
         starts_again = (
-            failure.is_worth_a_retry and standing.fruitless < self.limits.attempts and rank.attempts < MAX_STARTS
+            failure.is_worth_a_retry and rank.fruitless < self.limits.attempts and rank.attempts < MAX_STARTS
         )
         if starts_again:
             self._pool.take_back(rank.rank)

@@ -137,6 +137,10 @@ class UnitBook:
         losses = unit.losses + 1
         self._hand_out_again(unit.blocks, losses, (FailureClass.DIED.value, losses), unit.suspects, unit.quarantined)
 
+    def why_missing(self, position: int, block: int, _outcomes: Sequence[Rank]) -> Why:
+        """Return failure class and attempts of a missing sequence."""
+        return self.quarantined.get(position) or self.given_up.get(block, ("unknown", 0))
+
     def close(self, why: Why) -> None:
         """Give up what is not handed out: the other workers would fail alike."""
         rest = [*self._blocks[self._begun :].tolist(), *(block for unit in self._again for block in unit.blocks)]
@@ -167,14 +171,3 @@ class UnitBook:
                         losses=losses,
                     )
                 )
-
-
-@dataclass(frozen=True, kw_only=True)
-class UnitReasons:
-    """Why sequences have no row."""
-
-    book: UnitBook
-
-    def why_missing(self, position: int, block: int, _outcomes: Sequence[Rank]) -> Why:
-        """Return failure class and attempts of a missing sequence."""
-        return self.book.quarantined.get(position) or self.book.given_up.get(block, ("unknown", 0))

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 
 import structlog
 
-from virnucpro.telemetry.snapshot import GpuSample, ProcessEnd
+from virnucpro.telemetry.snapshot import GpuSample
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
@@ -38,9 +38,10 @@ def _apply(telemetry: EmbeddingTelemetry, entry: Mapping[str, Any]) -> None:
         case {"assigned": _}:
             rank.begin_attempt()
         case {"ended": end}:
-            rank.state = end["state"]
+            rank.state, rank.failure = end["state"], end["failure"]
+            rank.reason, rank.exit_code = end["reason"], end["exit_code"]
             rank.end_attempt()
-            telemetry.ended(number, ProcessEnd(**{**end, "quarantined": dict(end["quarantined"])}))
+            telemetry.ended(number, bool(end["starts_again"]), dict(end["quarantined"]))
         case {"used": used, "gpus": gpus}:
             telemetry.sampled(number, used, tuple(GpuSample(**sample) for sample in gpus))
         case _:

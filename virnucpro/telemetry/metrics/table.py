@@ -31,7 +31,6 @@ if TYPE_CHECKING:
         RankSnapshot,
         RunSnapshot,
         StageSnapshot,
-        WorkerCost,
     )
 
     Labels = tuple[str, ...]
@@ -62,11 +61,6 @@ def _ranks(run: RunSnapshot, counts: str = "") -> Iterator[tuple[Labels, RankSna
     for embedding in run.embeddings:
         for rank in embedding.ranks if embedding.counts == counts or not counts else ():
             yield (str(rank.rank), rank.host, rank.device, embedding.model), rank
-
-
-def _costs(run: RunSnapshot) -> Iterator[tuple[Labels, WorkerCost]]:
-    for cost in run.costs:
-        yield (str(cost.rank), cost.host, cost.device, cost.model), cost
 
 
 def _works(run: RunSnapshot) -> Iterator[tuple[Labels, EmbeddingSnapshot]]:
@@ -101,7 +95,7 @@ def _metric_of(
     return metric
 
 
-_of_workers, _of_costs = _metric_of(RANK, _ranks), _metric_of(RANK, _costs)
+_of_workers = _metric_of(RANK, _ranks)
 _of_ranks, _of_contigs = (_metric_of(RANK, partial(_ranks, counts=counts)) for counts in (SEQUENCES, CONTIGS))
 _of_works, _of_embeddings = _metric_of(MODEL, _works), _metric_of(MODEL, _embeddings)
 _of_gpus, _of_run = _metric_of(GPU, _gpus), _metric_of((), _run)
@@ -157,7 +151,7 @@ METRICS = (
     Metric("virnucpro_worker_restarts_total", "counter", "processes",
            (*RANK, "failure"), _counts(_ranks, lambda rank: rank.restarts),
            "Restarts of worker processes, by the class of the failure before."),
-    _of_costs("virnucpro_worker_cpu_seconds_total", "counter", "seconds", lambda cost: cost.cpu_s,
+    _of_workers("virnucpro_worker_cpu_seconds_total", "counter", "seconds", lambda cost: cost.cpu_s,
               "Processor seconds, user and system, of a rank's processes."),
     Metric("virnucpro_failed_sequences_total", "counter", "sequences",
            (*MODEL, "reason"), _counts(_works, lambda run: run.failed),
@@ -181,7 +175,7 @@ METRICS = (
     _of_workers("virnucpro_worker_up", "gauge", "0 or 1",
               lambda rank: rank.has_process,
               "1 while the rank's process runs, 0 when it failed or was lost; absent while none is needed."),
-    _of_costs("virnucpro_worker_resident_memory_bytes", "gauge", "bytes", lambda cost: cost.resident_bytes,
+    _of_workers("virnucpro_worker_resident_memory_bytes", "gauge", "bytes", lambda cost: cost.resident_bytes,
               "Bytes of resident memory of the rank's process."),
     _of_ranks("virnucpro_worker_tokens_left", "gauge", "tokens", lambda rank: rank.tokens_left,
               "Planned tokens that the rank was given and has not computed yet."),
