@@ -5,12 +5,13 @@ from __future__ import annotations
 import threading
 
 from tests import fakes
-from virnucpro.pipeline.blocks.handed_blocks import HandedBlocks
 from virnucpro.pipeline.devices import CPU
-from virnucpro.pipeline.work.block_pool import Assignment
+from virnucpro.pipeline.work.handed_blocks import Assignment, HandedBlocks, HandedUnit
 from virnucpro.pipeline.work.worker_process import WorkerProcess
 
-FIRST = Assignment(blocks=range(0, 8, 2), is_handed_out=True, quarantined=frozenset({5}))
+FIRST = Assignment(
+    first=HandedUnit(blocks=range(0, 8, 2), to_check=True, quarantined=frozenset({5})), is_handed_out=True
+)
 
 
 class Pipe:
@@ -34,7 +35,7 @@ def compute(*runs, **more):
 def test_the_stride_is_checked_first_and_then_each_unit_is_asked_for_before_the_one_before_is_computed():
     pipe, stop = Pipe(compute([0, 2, 2]), compute([4, 4, 1]), {"answer": "nothing"}), threading.Event()
     handed = HandedBlocks(FIRST, pipe, stop)
-    first = handed.wait(stop)
+    first = handed.wait()
     assert (list(first.blocks), first.to_check, first.quarantined) == ([0, 2, 4, 6], True, {5})
     units = handed.iter_now()
     assert pipe.asked == []
@@ -49,9 +50,9 @@ def test_the_stride_is_checked_first_and_then_each_unit_is_asked_for_before_the_
 def test_a_process_with_nothing_left_says_so_and_ends_when_everything_is_done():
     pipe, stop = Pipe({"answer": "end"}), threading.Event()
     handed = HandedBlocks(FIRST, pipe, stop)
-    handed.wait(stop)
+    handed.wait()
     handed.mark_durable([0, 2])
-    assert handed.wait(stop) is None
+    assert handed.wait() is None
     assert handed.all_done()
     assert pipe.asked == ["done", "idle"]
     assert list(handed.own_blocks()) == [0, 2]
@@ -63,9 +64,9 @@ def test_a_suspect_comes_with_what_is_known_of_it_and_nothing_is_asked_for_meanw
         threading.Event(),
     )
     handed = HandedBlocks(FIRST, pipe, stop)
-    handed.wait(stop)
-    unit = handed.wait(stop)
-    assert (list(unit.blocks), unit.suspects, unit.lone_suspects) == ([6], ((6, 2),), {9})
+    handed.wait()
+    unit = handed.wait()
+    assert (list(unit.blocks), unit.suspects, unit.lone_suspects) == ([6], {6: 2}, {9})
     assert unit.quarantined == {7, 8}
     assert pipe.asked == ["idle"]
 
@@ -80,8 +81,8 @@ def test_the_stop_event_ends_the_waiting():
             stop.set()
 
     handed = HandedBlocks(FIRST, Pipe(), stop, on_wait)
-    handed.wait(stop)
-    assert handed.wait(stop) is None
+    handed.wait()
+    assert handed.wait() is None
     assert len(waited) == 3
     assert not handed.all_done()
 

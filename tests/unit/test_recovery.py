@@ -19,7 +19,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from virnucpro.config import RunLimits
-from virnucpro.pipeline.work.block_pool import SINGLY
+from virnucpro.pipeline.work.handed_blocks import SINGLY
 from virnucpro.pipeline.work.recovery import Recovery
 from virnucpro.settings import MAX_STARTS
 from virnucpro.telemetry.ranks import Rank, done_messages
@@ -121,9 +121,9 @@ class PlayedRun:
 
     def process(self, rank, assignment):
         """Play one process; whether it lived."""
-        pending, known = {}, assignment
+        pending, known = {}, assignment.first
         yield False
-        self.check(rank, assignment.blocks, known)
+        self.check(rank, known.blocks, known)
         while True:
             units, known = self.ask(rank, known, idle=False)
             while not units:
@@ -457,7 +457,7 @@ def test_a_broken_device_is_given_up_and_its_sequences_are_not_blamed(num_blocks
     assert played.delivered == set()
     assert played.starts[0] <= 5
     assert all(played.why(position)[0] == "died" for position in range(5 * num_blocks))
-    assert not played.recovery.worker_args(0, ())[0].quarantined
+    assert not played.recovery.worker_args(0, ())[0].first.quarantined
 
 
 def test_a_block_that_only_fails_whole_keeps_its_rows_computed_apart():
@@ -477,7 +477,7 @@ def test_what_a_broken_process_said_of_sequences_is_taken_back():
     outcome.state, outcome.failure = "failed", "application_error"
     outcome.end_attempt()
     assert recovery.another_attempt(outcome)
-    assert recovery.worker_args(0, ())[0].quarantined == {3}
+    assert recovery.worker_args(0, ())[0].first.quarantined == {3}
 
 
 @pytest.mark.parametrize("failure", ["cannot_write", "bad_input"])

@@ -26,8 +26,8 @@ from virnucpro.errors import StoppedError
 from virnucpro.pipeline.async_inference import AsyncInferenceRunner
 from virnucpro.pipeline.blocks.block_writer import BlockCache, BlockWriter
 from virnucpro.pipeline.blocks.finished_blocks import find_finished_blocks, seal_shard
-from virnucpro.pipeline.blocks.handed_blocks import FixedBlocks, HandedBlocks, HandedUnit
 from virnucpro.pipeline.devices import processor_of
+from virnucpro.pipeline.work.handed_blocks import HandedBlocks, HandedUnit
 from virnucpro.telemetry.ranks import durable_messages
 
 if TYPE_CHECKING:
@@ -42,7 +42,7 @@ if TYPE_CHECKING:
     from virnucpro.data.packing import BlockPlan
     from virnucpro.data.sequence_index import SequenceIndex
     from virnucpro.pipeline.async_inference import InferenceResult, PackedEncoder
-    from virnucpro.pipeline.work.block_pool import Assignment
+    from virnucpro.pipeline.work.handed_blocks import Assignment
     from virnucpro.pipeline.work.worker_process import ReportPipe
     from virnucpro.run_layout import RunLayout
     from virnucpro.store.parts import BlockRows
@@ -66,7 +66,9 @@ class BlockWork:
     stop: threading.Event
     load_model: Callable[[], tuple[PackedEncoder, Tokenizer]]
     """Called once, when there is something to compute."""
-    _units: FixedBlocks | HandedBlocks = field(init=False)
+    _units: HandedBlocks = field(init=False)
+    _unit: HandedUnit = field(init=False)
+    """The latest one."""
     _left: set[int] = field(default_factory=set)
     """Blocks of our units that are to be computed, and have not been."""
     _suspects: list[int] = field(default_factory=list)
@@ -83,17 +85,15 @@ class BlockWork:
     _compute_s: float = 0.0
 
     def __post_init__(self) -> None:
-        if self.assignment.is_handed_out:
-            self._units = HandedBlocks(self.assignment, self.reports, self.stop, self._step)
-        else:
-            self._units = FixedBlocks(self.assignment.blocks)
+        self._units = HandedBlocks(self.assignment, self.reports, self.stop, self._step)
+        self._unit = self.assignment.first
 
     def do(self, rank: int, device: torch.device) -> int:
         """Compute what is not finished, seal the rank's shard, and return the rows; raises StoppedError."""
         config, units = self.config, self._units
         with BlockCache(config, self.index, self.plan, self.reports) as cache:
             writer = self._writer(reports=self.reports, cache=cache, processor=processor_of(device.type))
-            while (unit := units.wait(self.stop, self._step)) is not None:
+            while (unit := units.wait()) is not None:
                 blocks = self._blocks_to_compute(chain([unit], () if unit.suspects else units.iter_now()), cache)
                 first = next(blocks, None)
                 if (first is not None or self._suspects) and not self.stop.is_set():
@@ -126,24 +126,15 @@ class BlockWork:
     def _blocks_to_compute(self, units: Iterable[HandedUnit], cache: BlockCache) -> Iterator[int]:
         """Yield the blocks of *units* to compute; suspects are kept for later."""
         for unit in units:
-            if self.assignment.is_handed_out:
-                self._learn(unit)
+            self._unit = unit
             todo = self._sorted_out(unit, cache)
             if unit.to_check:
                 continue
             self._left.update(todo)
-            self._suspects += [block for block in todo if block in self.assignment.suspects]
-            yield from [block for block in todo if block not in self.assignment.suspects]
+            self._suspects += [block for block in todo if block in unit.suspects]
+            yield from [block for block in todo if block not in unit.suspects]
             if self.stop.is_set():
                 return
-
-    def _learn(self, unit: HandedUnit) -> None:
-        self.assignment = replace(
-            self.assignment,
-            suspects=dict(unit.suspects),
-            lone_suspects=unit.lone_suspects,
-            quarantined=unit.quarantined,
-        )
 
     def _sorted_out(self, unit: HandedUnit, cache: BlockCache) -> list[int]:
         """Return the blocks of *unit* that are neither finished, nor in the cache, nor quarantined as a whole."""
@@ -175,7 +166,7 @@ class BlockWork:
                 self.layout,
                 self.plan,
                 among=_among(blocks),
-                quarantined=self.assignment.quarantined,
+                quarantined=self._unit.quarantined,
                 on_step=self._step,
             )
         finished = found.blocks.intersection(blocks)
@@ -210,7 +201,7 @@ class BlockWork:
         with writer:
             for result in runner.run(self._loader(plain, tokenizer, device), stop=self.stop, on_start=self._announce):
                 self._keep(self._block_of(result), result, writer)
-            suspicion = self.assignment.suspects
+            suspicion = self._unit.suspects
             suspects = sorted(self._suspects, key=lambda block: suspicion[block])
             self._suspects.clear()
             if suspects and not self.stop.is_set():
@@ -233,15 +224,15 @@ class BlockWork:
         return self.plan.block_of(result.positions[0] if result.positions else result.failed[0].position)
 
     def _compute_suspect(self, block: int, batch: PackedBatch, runner: AsyncInferenceRunner) -> InferenceResult:
-        if not self.assignment.computes_singly(block):
+        if not self._unit.computes_singly(block):
             (result,) = runner.run([batch], on_start=self._announce)
         else:
             log.warning("block.apart", block=block, sequences=len(batch.positions))
             result = runner.run_apart(
                 batch,
                 on_start=self._announce,
-                last=self.assignment.lone_suspects,
-                then_whole=self.assignment.may_be_whole(block) and self._is_whole(block),
+                last=self._unit.lone_suspects,
+                then_whole=self._unit.may_be_whole(block) and self._is_whole(block),
             )
         return result if self._is_whole(block) else replace(result, is_resplit=True)
 
@@ -268,7 +259,7 @@ class BlockWork:
     def _positions(self, block: int) -> IntArray:
         """Return the index positions of *block* that are to be computed."""
         positions = self.plan.block_positions(block)
-        quarantined = self.assignment.quarantined
+        quarantined = self._unit.quarantined
         return positions if not quarantined else positions[[item not in quarantined for item in positions.tolist()]]
 
     def _is_whole(self, block: int) -> bool:

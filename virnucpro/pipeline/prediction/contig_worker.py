@@ -16,9 +16,8 @@ import structlog
 
 from virnucpro import durable
 from virnucpro.errors import StoppedError
-from virnucpro.pipeline.blocks.handed_blocks import HandedBlocks
 from virnucpro.pipeline.prediction.contig_work import ContigUnits, divided
-from virnucpro.pipeline.work.block_pool import SINGLY
+from virnucpro.pipeline.work.handed_blocks import HandedBlocks
 from virnucpro.pipeline.work.own_process import begin_logging, failure_reported, stop_on_sigterm
 from virnucpro.store.locks.worker_lock import hold_worker_lock
 from virnucpro.telemetry.ranks import durable_messages
@@ -28,9 +27,8 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Collection, Sequence
     from pathlib import Path
 
-    from virnucpro.pipeline.blocks.handed_blocks import HandedUnit
     from virnucpro.pipeline.prediction.contig_work import ContigWork
-    from virnucpro.pipeline.work.block_pool import Assignment
+    from virnucpro.pipeline.work.handed_blocks import Assignment, HandedUnit
     from virnucpro.pipeline.work.worker_process import ReportPipe
 
 log = structlog.get_logger(__name__)
@@ -73,7 +71,7 @@ class ContigWorker:
 
     def do(self) -> None:
         """Raises StoppedError: *stop* was set."""
-        while (handed := self._handed.wait(self._stop)) is not None:
+        while (handed := self._handed.wait()) is not None:
             for number in handed.blocks:
                 self._go_on()
                 if handed.to_check:
@@ -99,8 +97,7 @@ class ContigWorker:
 
     def _compute(self, number: int, handed: HandedUnit) -> None:
         work, contigs = self._units[number]
-        deaths = dict(handed.suspects).get(number, 0)
-        if deaths < SINGLY and not handed.quarantined.intersection(contigs):
+        if not handed.computes_singly(number) and not handed.quarantined.intersection(contigs):
             written = self._compute_part(number, contigs)
             self._report(number, written_bytes=written)
             return

@@ -1,5 +1,5 @@
 """
-What a process is asked to do, and which rank computes which block.
+Which rank computes which block.
 
 Every rank begins with its stride, and takes from the others once that is used up. A block is unstarted, given to a
 running process, or done. Only the parent gives blocks, so each is given to one process at a time; what a process had
@@ -9,73 +9,23 @@ when it ended is unstarted again, and is checked on disk by the process that get
 from __future__ import annotations
 
 from collections import deque
-from dataclasses import dataclass, field
 from itertools import islice
 from typing import TYPE_CHECKING
 
+from virnucpro.pipeline.work.handed_blocks import HandedUnit
 from virnucpro.telemetry.ranks import ITEMS_IN_A_MESSAGE, runs_of
 
 if TYPE_CHECKING:
-    from collections.abc import Collection, Iterable, Sequence
+    from collections.abc import Collection, Iterable, Mapping, Sequence
 
     from virnucpro.telemetry.ranks import Rank
 
-SINGLY, NEVER_WHOLE = 2, 3
-"""Deaths of a block from which on its sequences are computed one by one, and from which on it is not computed whole."""
 MOST_AT_ONCE = 8
 """Blocks given at once."""
 BLOCKS_OF_A_GRANT = 32
 """Unstarted blocks of a rank for each that is given at once: few near the end, so that ranks finish together."""
 TAIL = 2
 """Unstarted blocks a rank from which on no process gets one before it has finished the one before."""
-
-
-@dataclass(frozen=True, kw_only=True)
-class Assignment:
-    """What one process is asked to do."""
-
-    blocks: Sequence[int] = ()
-    """Its blocks, where they are known; where blocks are handed out, those whose files it checks first."""
-    is_handed_out: bool = False
-    """Whether it asks its parent for the blocks that it computes."""
-    is_on_cluster: bool = False
-    """Whether the run's driver is another process than its parent: then it holds no lock, and seals no shard."""
-    suspects: dict[int, int] = field(default_factory=dict)
-    """Block -> times that a process ended while it was computed. Other ranks' blocks may be among them."""
-    lone_suspects: frozenset[int] = frozenset()
-    """Index positions of sequences that ended a process alone."""
-    quarantined: frozenset[int] = frozenset()
-    """Index positions of sequences that are not computed."""
-    run_id: str = ""
-    """Of the run, for the log."""
-    attempt: int = 1
-    """Which process of the rank this is, for the log."""
-    task: str = ""
-    """The orchestrator's name of what started it, for the log."""
-    after_failure: bool = False
-    """Whether a process failed before: then each block is made durable at once."""
-
-    def computes_singly(self, block: int) -> bool:
-        """Whether the sequences of *block* are computed one by one first."""
-        return self.suspects.get(block, 0) >= SINGLY
-
-    def may_be_whole(self, block: int) -> bool:
-        """Whether *block* is computed whole after its sequences."""
-        return self.suspects.get(block, 0) < NEVER_WHOLE
-
-
-@dataclass(frozen=True)
-class Grant:
-    """What a process gets for one request."""
-
-    blocks: Sequence[int] = ()
-    """To compute, or to check."""
-    to_check: bool = False
-    """Whether to look for their files only: those that are not done are given afterwards."""
-    is_suspect: bool = False
-    """Whether it is one block that may have ended a process."""
-    is_end: bool = False
-    """Whether everything is done."""
 
 
 class BlockPool:
@@ -188,19 +138,19 @@ class BlockPool:
     def next_for(
         self,
         rank: int,
-        suspects: Collection[int],
+        suspects: Mapping[int, int],
         for_it: Sequence[int],
         *,
         idle: bool,
         may_take: bool,
         most: int = MOST_AT_ONCE,
-    ) -> Grant | None:
+    ) -> HandedUnit | None:
         """
         Return what the process of *rank* does next; None: it has to wait, or to ask again once it is idle.
 
         Args:
             rank: Which.
-            suspects: Blocks that may have ended a process: given one at a time, to a process that has nothing else.
+            suspects: Block that may have ended a process -> deaths: given alone, to a process that has nothing else.
             for_it: Those that this rank may try, in this order.
             idle: Whether everything that the process has computed is durable.
             may_take: Whether it may have blocks of others.
@@ -218,13 +168,13 @@ class BlockPool:
             return None
         if may_take and (unchecked := self._unchecked(rank)):
             self._checking[rank] = set(unchecked)
-            return Grant(unchecked, to_check=True)
+            return HandedUnit(blocks=unchecked, to_check=True)
         for block in for_it:
             for source in (self._unstarted[rank], *(source for source, _ in sources)):
                 if block in source and self._is_checked[block] and not self._is_done[block]:
                     source.remove(block)
-                    return self._give(rank, [block], is_suspect=True)
-        return Grant(is_end=True) if self.is_done else None
+                    return self._give(rank, [block], {block: suspects[block]})
+        return HandedUnit(is_end=True) if self.is_done else None
 
     def _unchecked(self, rank: int) -> list[int]:
         """Return blocks that wait without a process of their rank, and whose files are to be looked for first."""
@@ -266,14 +216,14 @@ class BlockPool:
         (source.extend if from_end else source.extendleft)(reversed(put_back))
         return sorted(found)
 
-    def _give(self, rank: int, blocks: list[int], *, is_suspect: bool = False) -> Grant:
+    def _give(self, rank: int, blocks: list[int], suspects: Mapping[int, int] | None = None) -> HandedUnit:
         self._given[rank].update(blocks)
         for checking in self._checking.values():
             checking.difference_update(blocks)
         for block in blocks:
             if self.rank_of(block) != rank:
                 self._moved[block] = rank
-        return Grant(blocks, is_suspect=is_suspect)
+        return HandedUnit(blocks=blocks, is_fresh=True, suspects=suspects or {})
 
     def _taken(self, rank: int) -> set[int]:
         """Return what the ended process of *rank* was given and has not finished; its files are to be checked."""

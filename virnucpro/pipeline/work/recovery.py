@@ -28,29 +28,27 @@ from __future__ import annotations
 import threading
 from collections import Counter
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any, Protocol
 
 import structlog
 
 from virnucpro.pipeline.failures import FailureClass, OomKills
-from virnucpro.pipeline.work.block_pool import MOST_AT_ONCE, SINGLY, Assignment, BlockPool
+from virnucpro.pipeline.work.block_pool import MOST_AT_ONCE, BlockPool
+from virnucpro.pipeline.work.handed_blocks import SINGLY, Assignment, HandedUnit
 from virnucpro.settings import MAX_STARTS
-from virnucpro.telemetry.ranks import claimed_messages, runs_of, whole_blocks
+from virnucpro.telemetry.ranks import claimed_messages, whole_blocks
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Mapping, Sequence
 
     from virnucpro.config import RunLimits
-    from virnucpro.pipeline.work.block_pool import Grant
     from virnucpro.telemetry.ranks import Rank
 
 log = structlog.get_logger(__name__)
 
 _LONE_DEATHS = 2
 """Deaths of a sequence alone after which it is quarantined."""
-_POSITIONS_IN_A_MESSAGE = 300
-"""Index positions in one message: at up to 12 characters each, they fit 4096 bytes."""
 
 
 @dataclass(frozen=True)
@@ -154,12 +152,9 @@ class Recovery:
             blocks = self._pool.begin(rank)
             self._observer.assigned(rank, blocks)
             assignment = Assignment(
-                blocks=blocks,
+                first=HandedUnit(blocks=blocks, to_check=True, quarantined=frozenset(self._quarantined())),
                 is_handed_out=True,
                 is_on_cluster=self._pool.is_on_cluster,
-                suspects=self._suspects(),
-                lone_suspects=frozenset(position for death in self._deaths for position in death.alone),
-                quarantined=frozenset(self._quarantined()),
                 run_id=self._run_id,
                 attempt=record.attempts + 1,
                 task=task,
@@ -204,10 +199,10 @@ class Recovery:
         """Return the answer to the process of *rank*, which has asked for blocks; none while it has to wait."""
         with self._changed:
             idle = self._records[rank].attempt.wants == "idle"
-            grant = self._grant(rank, idle=idle)
-            if grant is None:
+            unit = self._next_unit(rank, idle=idle)
+            if unit is None:
                 return [] if idle else [{"answer": "nothing"}]
-            return self._answer(rank, grant)
+            return self._with_failures(rank, unit).messages()
 
     def another_attempt(self, rank: Rank) -> bool:
         """Learn from a process that has ended; whether another one is to be started for its rank."""
@@ -232,7 +227,7 @@ class Recovery:
 
     # --- handing out; the lock is held ---
 
-    def _grant(self, rank: int, *, idle: bool) -> Grant | None:
+    def _next_unit(self, rank: int, *, idle: bool) -> HandedUnit | None:
         suspects, healthy = self._suspects(), self._healthy()
         for_it = [block for block in sorted(suspects, key=suspects.__getitem__) if rank in self._next_to_try(block)]
         may_take = rank in healthy or not healthy
@@ -263,31 +258,21 @@ class Recovery:
         untried = self._at_hand() - {death.rank for death in on_it}
         return untried & self._healthy() or untried or set(self._records)
 
-    def _answer(self, rank: int, grant: Grant) -> list[dict[str, Any]]:
-        if grant.is_end:
-            return [{"answer": "end"}]
-        blocks = set(grant.blocks)
-        for message in () if grant.to_check else claimed_messages(blocks):
+    def _with_failures(self, rank: int, unit: HandedUnit) -> HandedUnit:
+        """Return *unit* with what is known of failures in its blocks, which *rank* now has, unless it checks them."""
+        blocks = set(unit.blocks)
+        for message in () if unit.to_check else claimed_messages(blocks):
             self._observer.on_message(rank, message)
         excluded = {position: why for position, why in self._quarantined().items() if why.block in blocks}
         self._excluded |= excluded  # should what counts against one be dropped, its block is computed again
-        quarantined = sorted(excluded)
-        answers: list[dict[str, Any]] = [
-            {"quarantined": quarantined[at : at + _POSITIONS_IN_A_MESSAGE]}
-            for at in range(0, len(quarantined), _POSITIONS_IN_A_MESSAGE)
-        ]
-        answer: dict[str, Any] = {
-            "answer": "check" if grant.to_check else "compute",
-            "runs": list(runs_of(list(grant.blocks))),
-        }
-        least = SINGLY if self._is_doubted(rank) and not grant.to_check else 0
-        if grant.is_suspect or least:
-            answer["suspects"] = [[block, max(self._suspects().get(block, 0), least)] for block in grant.blocks]
-            # those of a device that may be gone would come last, where what really ends processes is to be
-            credible = [death for death in self._deaths if death.is_proved or death.rank == rank]
-            lone = {position for death in credible for position, block in death.alone.items() if block in blocks}
-            answer["lone_suspects"] = sorted(lone)[:_POSITIONS_IN_A_MESSAGE]
-        return [*answers, answer]
+        suspects = unit.suspects
+        if self._is_doubted(rank) and not unit.to_check:
+            known = self._suspects()
+            suspects = {block: max(known.get(block, 0), SINGLY) for block in unit.blocks}
+        # those of a device that may be gone would come last, where what really ends processes is to be
+        credible = [death for death in self._deaths if death.is_proved or death.rank == rank]
+        lone = {position for death in credible for position, block in death.alone.items() if block in blocks}
+        return replace(unit, suspects=suspects, lone_suspects=frozenset(lone), quarantined=frozenset(excluded))
 
     # --- what deaths tell; the lock is held ---
 
@@ -347,9 +332,7 @@ class Recovery:
         rank.fruitless += not (narrowed_down and rank.fruitless) or bool(self._healthy())
         if failure is FailureClass.OOM_KILL:
             self._most_running = max(1, min(self._most_running, self._running + 1) - 1)
-        starts_again = (
-            failure.is_worth_a_retry and rank.fruitless < self.limits.attempts and rank.attempts < MAX_STARTS
-        )
+        starts_again = failure.is_worth_a_retry and rank.fruitless < self.limits.attempts and rank.attempts < MAX_STARTS
         if starts_again:
             self._pool.take_back(rank.rank)
         else:
