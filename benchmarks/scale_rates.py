@@ -48,8 +48,8 @@ from virnucpro.pipeline.work.units import Unit
 from virnucpro.pipeline.work.worker_messages import apply_entry
 from virnucpro.run_layout import RunLayout
 from virnucpro.store.parts import BlockRows, SealedBlocks, part_paths, write_part
-from virnucpro.telemetry.embedding_telemetry import EmbeddingTelemetry
-from virnucpro.telemetry.snapshot import EmbeddingFacts
+from virnucpro.telemetry.snapshot import WorkFacts
+from virnucpro.telemetry.work_telemetry import WorkTelemetry
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
@@ -471,7 +471,7 @@ def messages(folder: Path) -> dict[str, float]:
     """Take in the messages of 1,000 workers about 20,000 blocks."""
     ranks, each = 1000, 20
     count = ranks * each
-    facts = EmbeddingFacts(
+    facts = WorkFacts(
         run_id="r",
         host="",
         model="m",
@@ -486,7 +486,7 @@ def messages(folder: Path) -> dict[str, float]:
         copies=0,
         skipped=0,
     )
-    telemetry = EmbeddingTelemetry(facts)
+    telemetry = WorkTelemetry(facts)
     entries = [entry for rank in range(ranks) for entry in _messages(rank, range(rank * each, (rank + 1) * each))]
     with Clock() as clock:
         for entry in entries:

@@ -29,10 +29,10 @@ from virnucpro.pipeline.run.stages import StageRunner
 from virnucpro.pipeline.work.rank_runner import run_worker
 from virnucpro.pipeline.work.recovery import Recovery
 from virnucpro.stage_names import StageNames
-from virnucpro.telemetry.embedding_telemetry import EmbeddingTelemetry
 from virnucpro.telemetry.log_lines import log_sentence
 from virnucpro.telemetry.ranks import Rank
 from virnucpro.telemetry.snapshot import SEQUENCES
+from virnucpro.telemetry.work_telemetry import WorkTelemetry
 
 Outcome = TypeVar("Outcome")
 
@@ -115,7 +115,7 @@ def _rank_run_name() -> str:
     retry_condition_fn=_another_process_may_help,
 )
 def compute_rank(
-    work: Work, rank: int, recovery: Recovery, telemetry: EmbeddingTelemetry, stop: threading.Event
+    work: Work, rank: int, recovery: Recovery, telemetry: WorkTelemetry, stop: threading.Event
 ) -> Rank | State[Any]:
     """
     Start the rank's process, wait for it, and leave none behind; a retry starts a new one that resumes.
@@ -163,7 +163,7 @@ def _compute_here(work: Work, recovery: Recovery, stop: threading.Event) -> Rank
     return recovery.ranks[0]
 
 
-def _log_end(outcome: Rank, telemetry: EmbeddingTelemetry) -> None:
+def _log_end(outcome: Rank, telemetry: WorkTelemetry) -> None:
     logger, facts = get_run_logger(), telemetry.facts
     if outcome.state == "failed":
         logger.error("%s", telemetry.failure_of(outcome.rank))
@@ -193,7 +193,7 @@ class TaskRanks(Executor):
         self._stages = stages
         self._recovery: Recovery | None = None
 
-    def compute(self, work: Work, limits: RunLimits, telemetry: EmbeddingTelemetry, stop: threading.Event) -> None:
+    def compute(self, work: Work, limits: RunLimits, telemetry: WorkTelemetry, stop: threading.Event) -> None:
         """
         Run one task a rank to its last attempt; an error of work that takes no process is raised.
 

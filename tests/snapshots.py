@@ -9,11 +9,11 @@ from dataclasses import replace
 
 from virnucpro.telemetry.snapshot import (
     BatchSeconds,
-    EmbeddingSnapshot,
     RankSnapshot,
     RankState,
     RunSnapshot,
     StageSnapshot,
+    WorkSnapshot,
 )
 from virnucpro.this_host import host_name
 
@@ -50,9 +50,9 @@ def rank_snapshot(rank=0, **changes) -> RankSnapshot:
     return replace(made, **changes)
 
 
-def embedding_snapshot(*ranks, **changes) -> EmbeddingSnapshot:
+def work_snapshot(*ranks, **changes) -> WorkSnapshot:
     """An embedding run with these ranks, and nothing done before."""
-    made = EmbeddingSnapshot(
+    made = WorkSnapshot(
         model="virnucpro-tiny-protein",
         precision="fp32",
         token_budget=4096,
@@ -78,7 +78,7 @@ def stage_snapshot(name, *, model="", started=NOW - 63, seconds=63.0, is_over=Fa
 
 def run_snapshot(*ranks, **changes) -> RunSnapshot:
     """A run that computes with these ranks; without any, one that indexes its input."""
-    embedding = embedding_snapshot(*ranks)
+    embedding = work_snapshot(*ranks)
     made = RunSnapshot(
         run_id="abc123def456",
         output_dir="/data/out",

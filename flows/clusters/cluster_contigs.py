@@ -8,8 +8,8 @@ from virnucpro.config import RunLimits
 from virnucpro.pipeline.executor import Executor
 from virnucpro.pipeline.prediction.contig_run import ContigRun, compute_on_this_host
 from virnucpro.pipeline.run.run_completion import Reasons
-from virnucpro.telemetry.embedding_telemetry import EmbeddingTelemetry
 from virnucpro.telemetry.ranks import Rank
+from virnucpro.telemetry.work_telemetry import WorkTelemetry
 
 
 class ContigsOnCluster(Executor):
@@ -20,7 +20,7 @@ class ContigsOnCluster(Executor):
     def __init__(self, engine: Engine) -> None:
         self._engine = engine
 
-    def compute(self, work: ContigRun, limits: RunLimits, telemetry: EmbeddingTelemetry, stop: threading.Event) -> None:
+    def compute(self, work: ContigRun, limits: RunLimits, telemetry: WorkTelemetry, stop: threading.Event) -> None:
         """Have the units of each kind computed; the engine tries them again where a host is lost."""
         del limits, telemetry, stop  # in a flow, a run is interrupted by an error
         for kind, units in work.missing_units():

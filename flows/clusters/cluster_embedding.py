@@ -27,9 +27,9 @@ from virnucpro.pipeline.run.run_preparation import PreparedRun
 from virnucpro.pipeline.work.units import UnitBook, UnitRecord
 from virnucpro.pipeline.work.worker_messages import apply_entry
 from virnucpro.store.results.forms import FORMS
-from virnucpro.telemetry.embedding_telemetry import EmbeddingTelemetry
 from virnucpro.telemetry.log_lines import log_sentence
 from virnucpro.telemetry.ranks import Rank, durable_messages
+from virnucpro.telemetry.work_telemetry import WorkTelemetry
 
 PROBE_S = 900.0
 """Seconds that GPUs have to be probed after the first; their hosts may have to fetch the weights."""
@@ -60,9 +60,7 @@ class OnCluster(Executor):
 
         return probe
 
-    def compute(
-        self, work: PreparedRun, limits: RunLimits, telemetry: EmbeddingTelemetry, stop: threading.Event
-    ) -> None:
+    def compute(self, work: PreparedRun, limits: RunLimits, telemetry: WorkTelemetry, stop: threading.Event) -> None:
         """
         Embed what is left of the run; when it is interrupted, workers stop at their next batch.
 
@@ -104,7 +102,7 @@ class OnCluster(Executor):
         """See ``Executor.result_passes``: files of a sharded result are items of the engine."""
         return nullcontext(ResultPasses(run, self._engine.map) if FORMS[run.result_form].has_many_files else None)
 
-    def _compute(self, book: UnitBook, workers: UnitWorkers, telemetry: EmbeddingTelemetry) -> None:
+    def _compute(self, book: UnitBook, workers: UnitWorkers, telemetry: WorkTelemetry) -> None:
         looks_without = 0
         while not book.is_done:
             with self._engine.asking():
@@ -149,7 +147,7 @@ class OnCluster(Executor):
         lost = [rank for rank in self._ranks.values() if rank.failure is not None]
         book.close((lost[0].failure or "", lost[0].attempts) if lost else (FailureClass.DIED.value, 0))
 
-    def _hear(self, workers: UnitWorkers, telemetry: EmbeddingTelemetry) -> bool:
+    def _hear(self, workers: UnitWorkers, telemetry: WorkTelemetry) -> bool:
         """Take in what workers say, and log their lines; return whether one has said anything."""
         entries = workers.messages()
         for entry in entries:

@@ -33,7 +33,7 @@ from virnucpro.telemetry.run_telemetry import RunTelemetry
 from virnucpro.telemetry.show import wording
 from virnucpro.telemetry.show.progress import PlainView
 from virnucpro.telemetry.show.tenths import Tenths
-from virnucpro.telemetry.snapshot import EmbeddingSnapshot, RankSnapshot, RankState, RunSnapshot, View
+from virnucpro.telemetry.snapshot import RankSnapshot, RankState, RunSnapshot, View, WorkSnapshot
 
 LOOK_S = 1.0
 """Seconds between two looks at how the run is."""
@@ -134,7 +134,7 @@ class ProgressArtifacts:
         )
 
 
-def _figures(rank: RankSnapshot, embedding: EmbeddingSnapshot, *, now: float) -> str:
+def _figures(rank: RankSnapshot, embedding: WorkSnapshot, *, now: float) -> str:
     """Return what an artifact shows after the percent, the most wanted first: a page cuts off what is too long."""
     state = wording.rank_state(rank, now=now)
     if state is not None:

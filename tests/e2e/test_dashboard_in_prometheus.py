@@ -16,7 +16,7 @@ import pytest
 
 from tests.dashboard import OBSERVABILITY, panels, substituted, variables
 from tests.debian_programs import Prometheus, program, started
-from tests.snapshots import embedding_snapshot, rank_snapshot, run_snapshot, stage_snapshot
+from tests.snapshots import rank_snapshot, run_snapshot, stage_snapshot, work_snapshot
 from virnucpro.telemetry.metrics.table import RunCollector
 from virnucpro.telemetry.snapshot import CONTIGS, NT, BatchSeconds, GpuSample, RankState
 
@@ -62,11 +62,11 @@ def contigs_at(elapsed_s, run_id):
         )
         for rank in (0, 1)
     ]
-    return embedding_snapshot(*ranks, model="composition", counts=CONTIGS, measure=NT)
+    return work_snapshot(*ranks, model="composition", counts=CONTIGS, measure=NT)
 
 
 def snapshot_at(elapsed_s, now_s, run_id):
-    made = embedding_snapshot(
+    made = work_snapshot(
         *(rank_at(rank, elapsed_s, now_s, run_id) for rank in (0, 1)),
         failed={"application_error": 2},
         quarantined={"died": 1},

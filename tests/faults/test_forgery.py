@@ -17,7 +17,7 @@ from prometheus_client.parser import text_string_to_metric_families
 from tests.fakes import faulty_config, hash_vector
 from tests.faults.forked import run_forked
 from tests.log_queries import queries, shown
-from tests.snapshots import embedding_snapshot, rank_snapshot, run_snapshot
+from tests.snapshots import rank_snapshot, run_snapshot, work_snapshot
 from virnucpro.cli import _log_to_standard_error
 from virnucpro.errors import printable
 from virnucpro.pipeline.run.run_result import RunResult
@@ -140,7 +140,7 @@ def test_the_report_of_a_failure_has_no_line_of_theirs(hostile_run):
 
 def test_a_model_of_any_name_makes_the_same_lines_of_metrics(hostile_run):
     def lines_of(model):
-        embedding = embedding_snapshot(rank_snapshot(), model=model)
+        embedding = work_snapshot(rank_snapshot(), model=model)
         registry = CollectorRegistry()
         registry.register(RunCollector(lambda: run_snapshot(rank_snapshot(), embeddings=(embedding,), stages=())))
         return generate_latest(registry).decode()

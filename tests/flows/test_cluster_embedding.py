@@ -18,8 +18,8 @@ from virnucpro.config import RunLimits
 from virnucpro.errors import ClusterLostError, ConfigurationError, HostCheckError
 from virnucpro.pipeline.blocks.finished_blocks import FinishedBlocks
 from virnucpro.pipeline.work.units import MOST_LOSSES, UnitRecord
-from virnucpro.telemetry.embedding_telemetry import EmbeddingTelemetry
 from virnucpro.telemetry.ranks import Rank, durable_messages
+from virnucpro.telemetry.work_telemetry import WorkTelemetry
 
 LATE_S = 0.3
 REFUSED = HostCheckError("host-b", "/shared/run", "is not there")
@@ -164,7 +164,7 @@ def embed(run):
     """Embed the run on a cluster; return what has embedded it, and its telemetry."""
 
     def embedded(cluster):
-        on_cluster, telemetry = OnCluster(cluster), EmbeddingTelemetry(run.facts())
+        on_cluster, telemetry = OnCluster(cluster), WorkTelemetry(run.facts())
         on_cluster.compute(run, RunLimits(), telemetry, threading.Event())
         return on_cluster, telemetry
 

@@ -32,7 +32,7 @@ from tests import fakes
 from tests.clusters import free_port
 from tests.flows.on_a_server import FirstWorkerKiller, artifact, artifacts, edges_of, logs_of_runs, worker_processes
 from tests.prefect_service import wait_until
-from tests.snapshots import embedding_snapshot, rank_snapshot, run_snapshot
+from tests.snapshots import rank_snapshot, run_snapshot, work_snapshot
 from tests.strategies import write_fasta
 from virnucpro.api import embed_fasta
 from virnucpro.cli import command_line
@@ -463,7 +463,7 @@ def show_before_and_after(first, last):
 def test_an_artifact_is_updated_every_15_seconds_at_most_and_exact_at_the_end(monkeypatch):
     monkeypatch.setattr(telemetry, "LOOK_S", 0.1)
     lost = rank_snapshot(5, state=RankState.LOST, tokens_left=0, sequences=250)
-    last = run_snapshot(embeddings=(embedding_snapshot(lost, is_over=True),))
+    last = run_snapshot(embeddings=(work_snapshot(lost, is_over=True),))
     (before,), (after,) = show_before_and_after(run_snapshot(rank_snapshot(5)), last)
     assert before["description"] == "60 % · 8 s left · 5,000 tokens/s · cuda:5 · virnucpro-tiny-protein · 200 sequences"
     assert (before["id"], before["data"], after["data"]) == (after["id"], 60.0, 60.0)
@@ -490,7 +490,7 @@ def test_the_flows_log_has_one_line_for_each_tenth(monkeypatch):
 @pytest.mark.slow
 @pytest.mark.usefixtures("quick_artifacts")
 def test_the_second_embedding_of_an_identification_has_artifacts_of_its_own():
-    first, second = embedding_snapshot(done_rank(7), is_over=True), embedding_snapshot(rank_snapshot(7))
+    first, second = work_snapshot(done_rank(7), is_over=True), work_snapshot(rank_snapshot(7))
     show_progress([run_snapshot(embeddings=(first,)), run_snapshot(embeddings=(first, second))])
     assert [item["data"] for item in artifacts("gpu-7-progress")] == [60.0, 100.0]
 

@@ -15,7 +15,7 @@ import pytest
 
 from tests.command_line import run
 from tests.debian_programs import program
-from tests.snapshots import ShownTerminal, embedding_snapshot, rank_snapshot, run_snapshot, stage_snapshot
+from tests.snapshots import ShownTerminal, rank_snapshot, run_snapshot, stage_snapshot, work_snapshot
 from tools.man_page import PAGE, page
 from virnucpro.errors import ExitCode
 from virnucpro.knobs import settings_of
@@ -23,7 +23,7 @@ from virnucpro.settings import PredictionSettings
 from virnucpro.telemetry.show.progress import PlainView
 from virnucpro.telemetry.show.status_file import from_json, to_json
 from virnucpro.telemetry.show.terminal import Terminal, lines_of
-from virnucpro.telemetry.snapshot import EmbeddingSnapshot
+from virnucpro.telemetry.snapshot import WorkSnapshot
 
 
 @pytest.mark.parametrize("command", ["", "predict", "models", "models list", "status", "label-reads"])
@@ -95,7 +95,7 @@ def test_a_summary_says_what_to_do_next(finished, examples_dir):
 
 def test_workers_on_contigs_are_shown_with_contigs_and_nucleotides(capsys):
     ranks = [rank_snapshot(rank, device="cpu", sequences=999) for rank in range(2)]
-    work = embedding_snapshot(*ranks, model="composition", counts="contigs", measure="nt")
+    work = work_snapshot(*ranks, model="composition", counts="contigs", measure="nt")
     stages = (stage_snapshot("composition", seconds=12.0),)
     view, snapshot = PlainView(), replace(run_snapshot(*ranks), stages=stages, embeddings=(work,))
     view.update(snapshot)
@@ -108,7 +108,7 @@ def test_workers_on_contigs_are_shown_with_contigs_and_nucleotides(capsys):
     assert first.endswith("60 %  150 contigs   5,000 nt/s  0:08 left")
     assert every.endswith("60 %  300 contigs  10,000 nt/s  0:08 left")
     assert note == "300 of 1,000 contigs on disk"
-    assert from_json(EmbeddingSnapshot, to_json(work)) == work
+    assert from_json(WorkSnapshot, to_json(work)) == work
 
 
 BASH = """

@@ -12,7 +12,7 @@ from prometheus_client.openmetrics.parser import text_string_to_metric_families 
 from prometheus_client.parser import text_string_to_metric_families
 
 from tests.debian_programs import program
-from tests.snapshots import embedding_snapshot, rank_snapshot, run_snapshot
+from tests.snapshots import rank_snapshot, run_snapshot, work_snapshot
 from virnucpro.telemetry.metrics.table import METRICS, RunCollector
 from virnucpro.telemetry.snapshot import CONTIGS, NT, BatchSeconds, GpuSample, RankState
 
@@ -47,8 +47,8 @@ def whole_snapshot():
         sm_clock_hertz=1.98e9,
         throttle={"power_cap": True},
     )
-    embedding = embedding_snapshot(*ranks, failed={"out_of_memory": 1}, quarantined={"died": 1})
-    contigs = embedding_snapshot(rank_snapshot(device="cpu"), model="composition", counts=CONTIGS, measure=NT)
+    embedding = work_snapshot(*ranks, failed={"out_of_memory": 1}, quarantined={"died": 1})
+    contigs = work_snapshot(rank_snapshot(device="cpu"), model="composition", counts=CONTIGS, measure=NT)
     return run_snapshot(*ranks, gpus=(gpu,), embeddings=(contigs, embedding))
 
 
@@ -118,7 +118,7 @@ def test_what_is_not_known_has_no_series():
 
 def test_a_label_with_quotes_and_line_ends_forges_no_series():
     rank = rank_snapshot(host=HOSTILE, device=HOSTILE)
-    snapshot = run_snapshot(rank, embeddings=(embedding_snapshot(rank, model=HOSTILE),))
+    snapshot = run_snapshot(rank, embeddings=(work_snapshot(rank, model=HOSTILE),))
     text = generate_latest(exposed(snapshot)).decode()
     (family,) = [f for f in text_string_to_metric_families(text) if f.name == "virnucpro_sequences"]
     ((name, labels, value, *_),) = family.samples

@@ -18,7 +18,7 @@ import pytest
 import typer
 from typer.testing import CliRunner
 
-from tests.snapshots import NOW, embedding_snapshot, rank_snapshot, run_snapshot
+from tests.snapshots import NOW, rank_snapshot, run_snapshot, work_snapshot
 from tests.strategies import edit_manifest
 from virnucpro.commands.status import status
 from virnucpro.errors import ResultError
@@ -181,7 +181,7 @@ def test_a_running_run_shows_its_ranks_its_speed_and_what_is_wrong(layout):
     about = {"utilization": 0.97, "memory_used_bytes": 61 * 2**30, "temperature_celsius": 71.0}
     gpu = GpuSample(device="cuda:0", uuid="x", host=os.uname().nodename, **about)
     tokens = {"tokens": 600_000, "tokens_before": 300_000}
-    embedding = embedding_snapshot(*ranks, **tokens, failed={"not_finite": 2}, seconds_left=4321.0)
+    embedding = work_snapshot(*ranks, **tokens, failed={"not_finite": 2}, seconds_left=4321.0)
     manifest("running").write(layout.manifest)
     with RunLock(layout.lock, run_id="abc"):
         write_live(layout, run_snapshot(*ranks, embeddings=(embedding,), gpus=(gpu,), disk_free_bytes=2**30))
@@ -388,7 +388,7 @@ def test_a_status_that_cannot_be_read_is_a_problem_that_is_told(layout, content)
 def test_names_and_numbers_from_outside_forge_nothing(layout):
     evil = "cuda\x1b[2J\n[red]rank 9\u202e\r"
     ranks = [rank_snapshot(0, device=evil, restarts={evil: 1}, tokens_left=-(10**18), rows=-5, seconds_left=1e15)]
-    embedding = embedding_snapshot(*ranks, model=evil, failed={evil: 10**18}, tokens=1)
+    embedding = work_snapshot(*ranks, model=evil, failed={evil: 10**18}, tokens=1)
     with RunLock(layout.lock, run_id=evil):
         write_live(layout, run_snapshot(*ranks, embeddings=(embedding,), disk_free_bytes=-1, output_dir=evil))
         text = shown(layout.output_dir)

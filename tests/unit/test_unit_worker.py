@@ -29,8 +29,8 @@ from virnucpro.pipeline.run.run_completion import aggregate_run, validate_run
 from virnucpro.pipeline.work.units import Unit, UnitBook
 from virnucpro.pipeline.work.worker_messages import apply_entry
 from virnucpro.store.reader import read_embeddings
-from virnucpro.telemetry.embedding_telemetry import EmbeddingTelemetry
 from virnucpro.telemetry.snapshot import RankState
+from virnucpro.telemetry.work_telemetry import WorkTelemetry
 
 
 class Workplace:
@@ -82,7 +82,7 @@ def hear(telemetry, worker):
 def test_one_process_computes_unit_after_unit_and_its_driver_counts_every_row(workplace, monkeypatch):
     monkeypatch.setattr(unit_worker, "SAMPLE_INTERVAL_S", 0.0)
     place = workplace()
-    telemetry, worker = EmbeddingTelemetry(place.run.facts()), place.worker(rank=3)
+    telemetry, worker = WorkTelemetry(place.run.facts()), place.worker(rank=3)
     middle, records = len(place.blocks) // 3, []
     for part in (place.blocks[:middle], place.blocks[middle:], place.blocks[:2]):
         record = pickle.loads(pickle.dumps(worker.compute(Unit(blocks=part))))
@@ -107,7 +107,7 @@ def test_one_process_computes_unit_after_unit_and_its_driver_counts_every_row(wo
 
 def test_what_another_has_made_durable_is_not_computed_again(workplace):
     place = workplace()
-    telemetry = EmbeddingTelemetry(place.run.facts())
+    telemetry = WorkTelemetry(place.run.facts())
     for rank, blocks in enumerate([place.blocks[1::2], place.blocks]):
         worker = place.worker(rank)
         assert worker.compute(Unit(blocks=blocks)).left == []
@@ -191,7 +191,7 @@ def test_a_worker_without_a_unit_ends_its_process_and_the_next_unit_gets_another
 def test_a_worker_that_is_told_to_stop_does_so_at_a_batch_boundary_and_gives_the_rest_back(workplace, tmp_path):
     place = workplace(faulty_config(tmp_path, {"slow_s": 0.1}, sequences_per_part=1000))
     worker, records = place.worker(), []
-    telemetry = EmbeddingTelemetry(place.run.facts())
+    telemetry = WorkTelemetry(place.run.facts())
     thread = threading.Thread(target=lambda: records.append(worker.compute(Unit(blocks=place.blocks))))
     thread.start()
     wait_until(lambda: hear(telemetry, worker) or telemetry.ranks[0].sequences, what="the first batch")

@@ -13,11 +13,11 @@ import structlog
 from tests.snapshots import (
     NOW,
     ShownTerminal,
-    embedding_snapshot,
     of_size,
     rank_snapshot,
     run_snapshot,
     stage_snapshot,
+    work_snapshot,
 )
 from virnucpro.telemetry.show import wording
 from virnucpro.telemetry.show.progress import (
@@ -96,7 +96,7 @@ def test_before_there_is_a_rate_the_state_stands_in_its_place(view, terminal):
 
 
 def test_what_was_done_before_and_what_failed_stands_below_the_bars(view, terminal):
-    embedding = embedding_snapshot(
+    embedding = work_snapshot(
         rank_snapshot(0, restarts={"died": 1, "hung": 1}),
         tokens=200_000,
         tokens_left=40_000,
@@ -183,7 +183,7 @@ def test_an_identification_names_the_stage_around(view, terminal):
 
 def test_a_stage_that_took_a_while_leaves_a_line_and_its_bars_go(view, terminal):
     view.update(run_snapshot(rank_snapshot()))
-    done = embedding_snapshot(rank_snapshot(tokens_left=0, tokens=63_000, state=RankState.COMPLETE), is_over=True)
+    done = work_snapshot(rank_snapshot(tokens_left=0, tokens=63_000, state=RankState.COMPLETE), is_over=True)
     stages = (
         stage_snapshot("protein", started=NOW - 64, seconds=70.0),
         stage_snapshot("index", started=NOW - 64, seconds=0.2, is_over=True),

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 from structlog.testing import capture_logs
 
-from tests.unit.test_embedding_telemetry import two_ranks
+from tests.unit.test_work_telemetry import two_ranks
 from virnucpro.pipeline.work.worker_messages import apply_entry
 from virnucpro.telemetry.snapshot import GpuSample, RankState
 

@@ -19,7 +19,7 @@ from virnucpro.telemetry.snapshot import SEQUENCES
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
 
-    from virnucpro.telemetry.snapshot import EmbeddingSnapshot, GpuSample
+    from virnucpro.telemetry.snapshot import GpuSample, WorkSnapshot
 
 _STYLES = {
     "running": "green",
@@ -109,7 +109,7 @@ def _print_head(found: RunStatus) -> None:
         _print(f"{doing}, for {since}")
 
 
-def _print_embedding(found: RunStatus, embedding: EmbeddingSnapshot) -> None:
+def _print_embedding(found: RunStatus, embedding: WorkSnapshot) -> None:
     assert found.snapshot is not None
     rows = []
     is_spread = found.live is not None and not {rank.host for rank in embedding.ranks} <= {"", found.live.host}

@@ -29,8 +29,8 @@ if TYPE_CHECKING:
     from virnucpro.pipeline.work.rank_runner import MessageHandler
     from virnucpro.pipeline.work.recovery import Recovery
     from virnucpro.pipeline.work.worker_process import WorkerFunction
-    from virnucpro.telemetry.embedding_telemetry import EmbeddingTelemetry
     from virnucpro.telemetry.ranks import Rank
+    from virnucpro.telemetry.work_telemetry import WorkTelemetry
 
     Probe = Callable[[str, str, ModelConfig], list[DeviceProbe]]
 
@@ -66,7 +66,7 @@ class Work(Protocol):
     def is_small(self) -> bool:
         """Whether it is so little that no process is started."""
 
-    def recovery(self, limits: RunLimits, telemetry: EmbeddingTelemetry, /) -> Recovery:
+    def recovery(self, limits: RunLimits, telemetry: WorkTelemetry, /) -> Recovery:
         """Return what decides about failures."""
         ...
 
@@ -87,7 +87,7 @@ class Executor(ABC):
         return None
 
     @abstractmethod
-    def compute(self, work: Any, limits: RunLimits, telemetry: EmbeddingTelemetry, stop: threading.Event) -> None:
+    def compute(self, work: Any, limits: RunLimits, telemetry: WorkTelemetry, stop: threading.Event) -> None:
         """
         Compute every block of *work* that can be had; no worker is left when this returns or raises.
 
@@ -123,7 +123,7 @@ class LocalRanks(Executor):
         self._outcomes: list[Rank] = []
         self._recovery: Recovery | None = None
 
-    def compute(self, work: Work, limits: RunLimits, telemetry: EmbeddingTelemetry, stop: threading.Event) -> None:
+    def compute(self, work: Work, limits: RunLimits, telemetry: WorkTelemetry, stop: threading.Event) -> None:
         """Run every rank until all blocks are done, or no rank is left to compute them."""
         self._recovery = recovery = work.recovery(limits, telemetry)
         if work.is_small:

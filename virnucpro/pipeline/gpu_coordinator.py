@@ -31,7 +31,7 @@ if TYPE_CHECKING:
     from pathlib import Path
 
     from virnucpro.pipeline.devices import Device
-    from virnucpro.pipeline.work.rank_runner import AttemptPolicy, MessageHandler
+    from virnucpro.pipeline.work.rank_runner import RetryPolicy, MessageHandler
     from virnucpro.pipeline.work.worker_process import WorkerFunction, WorkerProcess
 
 
@@ -102,7 +102,7 @@ class GPUProcessCoordinator:
         limits: RunLimits | None = None,
         on_message: MessageHandler | None = None,
         stop: threading.Event | None = None,
-        policy: AttemptPolicy | None = None,
+        policy: RetryPolicy | None = None,
     ) -> None:
         if multiprocessing.current_process().daemon:
             raise ConfigurationError(
@@ -121,7 +121,7 @@ class GPUProcessCoordinator:
         self.workers: dict[int, SpawnProcess] = {}
         self.results_queue: queue.SimpleQueue[dict[str, Any]] = queue.SimpleQueue()
         ranks = [Rank(rank=rank, device=device.label) for rank, device in enumerate(self.devices)]
-        self._policy: AttemptPolicy = CountedAttempts(ranks, self.limits) if policy is None else policy
+        self._policy: RetryPolicy = CountedAttempts(ranks, self.limits) if policy is None else policy
         self.outcomes = {rank.rank: rank for rank in self._policy.ranks}
         self._on_message = on_message
         self._stop = threading.Event() if stop is None else stop

@@ -187,7 +187,7 @@ def _compute(
 ) -> RunResult:
     """Embed what is left of a prepared run, and make its result."""
     facts = run.facts()
-    embedding = stages.telemetry.begin_embedding(facts if executor.is_here else replace(facts, host=""))
+    embedding = stages.telemetry.begin_work(facts if executor.is_here else replace(facts, host=""))
     try:
         with stages.shown("embed"):
             executor.compute(run, limits, embedding, stop)

@@ -22,7 +22,6 @@ from prometheus_client import CollectorRegistry, generate_latest
 
 from virnucpro import durable
 from virnucpro.errors import OutputError, StoppedError
-from virnucpro.telemetry.embedding_telemetry import EmbeddingTelemetry
 from virnucpro.telemetry.labels import known_labels
 from virnucpro.telemetry.log_lines import log_sentence
 from virnucpro.telemetry.metrics.exposition import (
@@ -41,13 +40,14 @@ from virnucpro.telemetry.show import wording
 from virnucpro.telemetry.show.status_file import StatusFile
 from virnucpro.telemetry.snapshot import GpuSample, RunSnapshot, StageSnapshot
 from virnucpro.telemetry.trace import merge_trace
+from virnucpro.telemetry.work_telemetry import WorkTelemetry
 from virnucpro.this_host import host_name
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Sequence
 
     from virnucpro.run_layout import FolderLayout
-    from virnucpro.telemetry.snapshot import EmbeddingFacts, RankSnapshot, View
+    from virnucpro.telemetry.snapshot import RankSnapshot, View, WorkFacts
 
 log = structlog.get_logger(__name__)
 
@@ -102,7 +102,7 @@ class RunTelemetry:
         self._views = list(views)
         self._lock = threading.Lock()
         self._stages: list[_Stage] = []
-        self._embeddings: list[EmbeddingTelemetry] = []
+        self._works: list[WorkTelemetry] = []
         self._layout: FolderLayout | None = None
         self._run_id = ""
         self._started = time.time()
@@ -190,24 +190,24 @@ class RunTelemetry:
         stages = self._stages_now()
         return {stage.name: stage.seconds for stage in stages if stage.model == model and stage.is_over}
 
-    def begin_embedding(self, facts: EmbeddingFacts) -> EmbeddingTelemetry:
-        """Return the telemetry of an embedding run that begins."""
+    def begin_work(self, facts: WorkFacts) -> WorkTelemetry:
+        """Return the telemetry of work that begins."""
         self._guarded(durable.remove_tree, facts.layout.spans_dir)  # of a run that was killed
         if self._gpus is None and facts.host and any(token for _, token in facts.devices):
             self._gpus = GpuMonitor(facts.devices)
-        embedding = EmbeddingTelemetry(
+        work = WorkTelemetry(
             facts,
             on_gpu=self._gpus.found if self._gpus is not None else lambda *_: None,
             on_log=self._tell_log,
             on_failure=self.say,
         )
         with self._lock:
-            self._embeddings.append(embedding)
-        return embedding
+            self._works.append(work)
+        return work
 
     def has_workers(self) -> bool:
-        """Whether an embedding run is under way of which some worker has sent a message."""
-        return any(embedding.has_workers for embedding in self._embeddings)
+        """Whether work is under way of which some worker has sent a message."""
+        return any(work.has_workers for work in self._works)
 
     def say(self, text: str) -> None:
         """Show lines to the user, soon; never waits."""
@@ -220,7 +220,7 @@ class RunTelemetry:
 
     def snapshot(self) -> RunSnapshot:
         with self._lock:
-            embeddings = list(self._embeddings)
+            works = list(self._works)
         free, size = self._disk or (None, None)
         return RunSnapshot(
             run_id=self._run_id,
@@ -228,8 +228,8 @@ class RunTelemetry:
             started=self._started,
             now=time.time(),
             stages=self._stages_now(),
-            embeddings=tuple(embedding.snapshot() for embedding in embeddings),
-            gpus=(*self._gpu_samples, *(gpu for embedding in embeddings for gpu in embedding.gpus())),
+            embeddings=tuple(work.snapshot() for work in works),
+            gpus=(*self._gpu_samples, *(gpu for work in works for gpu in work.gpus())),
             disk_free_bytes=free,
             disk_size_bytes=size,
         )
@@ -281,7 +281,7 @@ class RunTelemetry:
             self._sample()
             self._show()
         self._close_views()
-        if self._embeddings:  # else the figures of the run that did it stay
+        if self._works:  # else the figures of the run that did it stay
             self._guarded(self._leave_files)
         if self._pushgateway is not None:
             self._pushgateway.stop()
@@ -292,7 +292,7 @@ class RunTelemetry:
         here = self._layout.output_dir
         try:
             durable.write_bytes(self._layout.metrics_textfile, generate_latest(self._registry))
-            layouts = [embedding.facts.layout for embedding in self._embeddings]
+            layouts = [work.facts.layout for work in self._works]
             labels = ["" if layout.output_dir == here else layout.output_dir.name for layout in layouts]
             spans_dirs = zip(labels, (layout.spans_dir for layout in layouts), strict=True)
             recorded = [(label, folder) for label, folder in spans_dirs if folder.is_dir()]
@@ -344,11 +344,11 @@ class RunTelemetry:
 
     def _sample_processes(self) -> None:
         with self._lock:
-            embeddings = list(self._embeddings)
-        for embedding in embeddings:
-            pids = embedding.pids()
+            works = list(self._works)
+        for work in works:
+            pids = work.pids()
             for rank, used in self._processes.sample(pids).items():
-                embedding.used(rank, pids[rank], cpu_s=used.cpu_s, resident_bytes=used.resident_bytes)
+                work.used(rank, pids[rank], cpu_s=used.cpu_s, resident_bytes=used.resident_bytes)
 
     def _sample_gpus(self) -> None:
         assert self._gpus is not None

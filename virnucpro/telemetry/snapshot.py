@@ -130,7 +130,7 @@ class RankSnapshot:
 
 
 @dataclass(frozen=True, kw_only=True)
-class EmbeddingSnapshot:
+class WorkSnapshot:
     """What ranks compute: an embedding run, on its own or within a prediction, or contigs of one."""
 
     model: str
@@ -200,7 +200,7 @@ class RunSnapshot:
     """Unix time of this snapshot."""
     stages: tuple[StageSnapshot, ...]
     """In the order in which they began."""
-    embeddings: tuple[EmbeddingSnapshot, ...]
+    embeddings: tuple[WorkSnapshot, ...]
     """In the order in which they began; a prediction has up to two."""
     gpus: tuple[GpuSample, ...]
     """One a GPU of the run, of those that can be asked here; none without a driver."""
@@ -215,13 +215,13 @@ class RunSnapshot:
         return next((stage for stage in reversed(self.stages) if not stage.is_over), None)
 
     @property
-    def embedding(self) -> EmbeddingSnapshot | None:
+    def embedding(self) -> WorkSnapshot | None:
         """The embedding run that began last."""
         return self.embeddings[-1] if self.embeddings else None
 
 
 @dataclass(frozen=True, kw_only=True)
-class EmbeddingFacts:
+class WorkFacts:
     """What ranks are to compute, once it is planned; B blocks."""
 
     run_id: str

@@ -23,8 +23,8 @@ from virnucpro.pipeline.prediction.contig_worker import ContigWorker
 from virnucpro.pipeline.work.recovery import Recovery
 from virnucpro.pipeline.work.worker_process import ReportPipe
 from virnucpro.store.locks.worker_lock import taking_part
-from virnucpro.telemetry.embedding_telemetry import EmbeddingTelemetry
-from virnucpro.telemetry.snapshot import CONTIGS, NT, EmbeddingFacts
+from virnucpro.telemetry.snapshot import CONTIGS, NT, WorkFacts
+from virnucpro.telemetry.work_telemetry import WorkTelemetry
 from virnucpro.this_host import host_name
 
 if TYPE_CHECKING:
@@ -94,10 +94,10 @@ class ContigRun:
         """What ``contig_worker`` gets after the pipe."""
         return (self.works, self.log_level)
 
-    def facts(self) -> EmbeddingFacts:
+    def facts(self) -> WorkFacts:
         """Return what telemetry shows of the work."""
         block_nt, block_contigs = self._sizes(range(len(self.units)))
-        return EmbeddingFacts(
+        return WorkFacts(
             run_id=self.run_id,
             model=self.works[0].name,
             precision="float64",
@@ -116,7 +116,7 @@ class ContigRun:
             is_small=self.is_small,
         )
 
-    def recovery(self, limits: RunLimits, telemetry: EmbeddingTelemetry) -> Recovery:
+    def recovery(self, limits: RunLimits, telemetry: WorkTelemetry) -> Recovery:
         """Return what decides about failures of this start, and tells *telemetry*."""
 
         def more() -> int:
@@ -256,7 +256,7 @@ def compute_contigs(
     if len(run.units):
         facts = run.facts()
         is_shown = executor.is_here  # else the engine knows its workers
-        telemetry = stages.telemetry.begin_embedding(facts) if is_shown else EmbeddingTelemetry(facts)
+        telemetry = stages.telemetry.begin_work(facts) if is_shown else WorkTelemetry(facts)
         try:
             executor.compute(run, limits, telemetry, stop)
         finally:

@@ -45,7 +45,7 @@ from virnucpro.run_layout import RunLayout
 from virnucpro.store.manifest import RunManifest, read_object
 from virnucpro.store.parts import part_paths
 from virnucpro.store.results.forms import choose_result_form, existing_results, require_form, result_of
-from virnucpro.telemetry.snapshot import EmbeddingFacts
+from virnucpro.telemetry.snapshot import WorkFacts
 from virnucpro.this_host import host_name
 
 if TYPE_CHECKING:
@@ -57,7 +57,7 @@ if TYPE_CHECKING:
     from virnucpro.pipeline.devices import Device
     from virnucpro.pipeline.plan.budget_probe import DeviceProbe
     from virnucpro.pipeline.work.worker_process import WorkerFunction
-    from virnucpro.telemetry.embedding_telemetry import EmbeddingTelemetry
+    from virnucpro.telemetry.work_telemetry import WorkTelemetry
 
 log = structlog.get_logger(__name__)
 
@@ -99,7 +99,7 @@ class PreparedRun:
         """What ``gpu_worker`` gets after the pipe."""
         return (str(self.layout.index), str(self.output_dir), self.model_config)
 
-    def recovery(self, limits: RunLimits, telemetry: EmbeddingTelemetry) -> Recovery:
+    def recovery(self, limits: RunLimits, telemetry: WorkTelemetry) -> Recovery:
         """Return what decides about failures of this start of the run, and tells *telemetry*."""
         ranks, blocks = telemetry.ranks, self.num_blocks
         return Recovery(ranks, num_blocks=blocks, limits=limits, run_id=self.run_id, observer=telemetry)
@@ -108,13 +108,13 @@ class PreparedRun:
         """Not done: a model is loaded in a process of its own."""
         raise NotImplementedError
 
-    def facts(self) -> EmbeddingFacts:
+    def facts(self) -> WorkFacts:
         """Return what telemetry shows of the run."""
         index = self.open_index()
         plan = self.plan(index)
         block_rows = plan.rows(index.copied)
         index.release_pages()
-        return EmbeddingFacts(
+        return WorkFacts(
             run_id=self.run_id,
             model=self.model_config.model_name,
             precision=str(self.model_config.precision),

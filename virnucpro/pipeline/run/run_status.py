@@ -31,7 +31,7 @@ if TYPE_CHECKING:
     from virnucpro.store.locks.holder import Holder
     from virnucpro.store.manifest import AnyManifest
     from virnucpro.telemetry.show.status_file import SavedStatus
-    from virnucpro.telemetry.snapshot import EmbeddingSnapshot, GpuSample, RankSnapshot, RunSnapshot
+    from virnucpro.telemetry.snapshot import GpuSample, RankSnapshot, RunSnapshot, WorkSnapshot
 
 FRESH_S = 60.0
 """Seconds for which a live status counts where the run's process cannot be seen."""
@@ -71,7 +71,7 @@ class RunStatus:
         return None if self.live is None else self.live.snapshot
 
     @property
-    def embedding(self) -> EmbeddingSnapshot | None:
+    def embedding(self) -> WorkSnapshot | None:
         """The embedding run that began last, while the run is running."""
         return None if self.snapshot is None else self.snapshot.embedding
 

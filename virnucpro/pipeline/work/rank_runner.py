@@ -35,7 +35,7 @@ WAITING_POLL_S = 0.05
 """The same, while the process waits for blocks that another may give back."""
 
 
-class AttemptPolicy(Protocol):
+class RetryPolicy(Protocol):
     """What decides about the processes of workers; its methods are called from the threads of the workers."""
 
     ranks: Sequence[Rank]
@@ -70,7 +70,7 @@ def run_worker(
     worker_args: tuple[Any, ...],
     *,
     rank: Rank,
-    policy: AttemptPolicy,
+    policy: RetryPolicy,
     world_size: int,
     device: Device,
     stop: Event,

@@ -15,12 +15,12 @@ from virnucpro.telemetry.snapshot import GpuSample
 if TYPE_CHECKING:
     from collections.abc import Mapping
 
-    from virnucpro.telemetry.embedding_telemetry import EmbeddingTelemetry
+    from virnucpro.telemetry.work_telemetry import WorkTelemetry
 
 log = structlog.get_logger(__name__)
 
 
-def apply_entry(telemetry: EmbeddingTelemetry, entry: Mapping[str, Any]) -> None:
+def apply_entry(telemetry: WorkTelemetry, entry: Mapping[str, Any]) -> None:
     """Take in an entry of ``UnitWorker.messages``; one that makes no sense costs a warning."""
     try:
         _apply(telemetry, entry)
@@ -28,7 +28,7 @@ def apply_entry(telemetry: EmbeddingTelemetry, entry: Mapping[str, Any]) -> None
         log.warning("messages.not_understood", reason=f"{type(error).__name__}: {error}")
 
 
-def _apply(telemetry: EmbeddingTelemetry, entry: Mapping[str, Any]) -> None:
+def _apply(telemetry: WorkTelemetry, entry: Mapping[str, Any]) -> None:
     number = int(entry["rank"])
     rank = telemetry.rank(number)
     match entry:

@@ -26,11 +26,11 @@ if TYPE_CHECKING:
 
     from virnucpro.telemetry.snapshot import (
         BatchSeconds,
-        EmbeddingSnapshot,
         GpuSample,
         RankSnapshot,
         RunSnapshot,
         StageSnapshot,
+        WorkSnapshot,
     )
 
     Labels = tuple[str, ...]
@@ -63,12 +63,12 @@ def _ranks(run: RunSnapshot, counts: str = "") -> Iterator[tuple[Labels, RankSna
             yield (str(rank.rank), rank.host, rank.device, embedding.model), rank
 
 
-def _works(run: RunSnapshot) -> Iterator[tuple[Labels, EmbeddingSnapshot]]:
+def _works(run: RunSnapshot) -> Iterator[tuple[Labels, WorkSnapshot]]:
     for work in run.embeddings:
         yield (work.model,), work
 
 
-def _embeddings(run: RunSnapshot) -> Iterator[tuple[Labels, EmbeddingSnapshot]]:
+def _embeddings(run: RunSnapshot) -> Iterator[tuple[Labels, WorkSnapshot]]:
     return ((named, work) for named, work in _works(run) if work.counts == SEQUENCES)
 
 

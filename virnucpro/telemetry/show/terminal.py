@@ -25,7 +25,7 @@ from virnucpro.telemetry.snapshot import RankState
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-    from virnucpro.telemetry.snapshot import EmbeddingSnapshot, RankSnapshot, RunSnapshot
+    from virnucpro.telemetry.snapshot import RankSnapshot, RunSnapshot, WorkSnapshot
 
 _LINE_UP = "\x1b[1A"
 _ERASE_BELOW = "\r\x1b[J"
@@ -192,7 +192,7 @@ def lines_of(snapshot: RunSnapshot, terminal: Terminal, *, tick: int, is_stoppin
     return lines
 
 
-def _of_embedding(embedding: EmbeddingSnapshot, terminal: Terminal, *, now: float) -> list[Text]:
+def _of_embedding(embedding: WorkSnapshot, terminal: Terminal, *, now: float) -> list[Text]:
     ranks = list(embedding.ranks)
     room = max(terminal.lines - 5, _LEAST_RANKS)  # head, all ranks, the others, notes, and the line of the cursor
     shown = ranks if len(ranks) <= room else _of_interest(ranks, room, now=now)
@@ -218,7 +218,7 @@ def _of_interest(ranks: Sequence[RankSnapshot], number: int, *, now: float) -> l
     return sorted(sorted(ranks, key=urgency, reverse=True)[:number], key=lambda rank: rank.rank)
 
 
-def _of_rank(rank: RankSnapshot, embedding: EmbeddingSnapshot, *, now: float) -> _Row:
+def _of_rank(rank: RankSnapshot, embedding: WorkSnapshot, *, now: float) -> _Row:
     name = wording.rank_name(rank)
     return _Row(
         name=name if len(name) <= _LONGEST_NAME else name[: _LONGEST_NAME - 2] + "..",
@@ -231,7 +231,7 @@ def _of_rank(rank: RankSnapshot, embedding: EmbeddingSnapshot, *, now: float) ->
     )
 
 
-def _of_all(embedding: EmbeddingSnapshot) -> _Row:
+def _of_all(embedding: WorkSnapshot) -> _Row:
     rate = wording.tokens_per_second(embedding)
     return _Row(
         name=f"all {len(embedding.ranks)} ranks",
@@ -244,7 +244,7 @@ def _of_all(embedding: EmbeddingSnapshot) -> _Row:
     )
 
 
-def _in_columns(rows: Sequence[_Row], terminal: Terminal, embedding: EmbeddingSnapshot) -> list[Text]:
+def _in_columns(rows: Sequence[_Row], terminal: Terminal, embedding: WorkSnapshot) -> list[Text]:
     """Return one line for each row, with as many figures as leave space for a bar."""
     names = max(len(row.name) for row in rows)
     for brevity in range(4):
@@ -268,7 +268,7 @@ def _in_columns(rows: Sequence[_Row], terminal: Terminal, embedding: EmbeddingSn
     return lines
 
 
-def _figures(rows: Sequence[_Row], embedding: EmbeddingSnapshot, brevity: int) -> list[str]:
+def _figures(rows: Sequence[_Row], embedding: WorkSnapshot, brevity: int) -> list[str]:
     """
     Return sequences, rate and time left of each row, aligned in columns.
 

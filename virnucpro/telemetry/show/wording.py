@@ -13,7 +13,7 @@ from virnucpro.this_host import host_name
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-    from virnucpro.telemetry.snapshot import EmbeddingSnapshot, RankSnapshot, RunSnapshot, StageSnapshot
+    from virnucpro.telemetry.snapshot import RankSnapshot, RunSnapshot, StageSnapshot, WorkSnapshot
 
 STALL_S = 300.0
 """Seconds without a finished batch after which a computing rank is shown as silent."""
@@ -135,7 +135,7 @@ def silence(rank: RankSnapshot, *, now: float) -> float | None:
     return now - rank.last_progress
 
 
-def computed(rank: RankSnapshot, embedding: EmbeddingSnapshot) -> int:
+def computed(rank: RankSnapshot, embedding: WorkSnapshot) -> int:
     """Return the sequences that a rank has computed; of contigs those that are durable, as each is computed twice."""
     return rank.sequences if embedding.counts == SEQUENCES else rank.rows or 0
 
@@ -144,17 +144,17 @@ def states(ranks: Sequence[RankSnapshot]) -> str:
     return ", ".join(f"{number} {state.value}" for state, number in Counter(rank.state for rank in ranks).most_common())
 
 
-def done_before(embedding: EmbeddingSnapshot) -> float:
+def done_before(embedding: WorkSnapshot) -> float:
     """Return the share of the plan's tokens computed by earlier starts, as far as ranks have reported it."""
     return embedding.tokens_before / embedding.tokens if embedding.tokens else 0.0
 
 
-def tokens_per_second(embedding: EmbeddingSnapshot) -> float:
+def tokens_per_second(embedding: WorkSnapshot) -> float:
     """Return the planned tokens per second of the ranks that compute now."""
     return sum(rank.tokens_per_second for rank in embedding.ranks if rank.state is RankState.COMPUTING)
 
 
-def progress_of(embedding: EmbeddingSnapshot) -> str:
+def progress_of(embedding: WorkSnapshot) -> str:
     """Return the line of a log for a moment within an embedding run; safe for a terminal."""
     figures = [percent(embedding.progress, decimals=1)]
     rate = tokens_per_second(embedding)
@@ -164,7 +164,7 @@ def progress_of(embedding: EmbeddingSnapshot) -> str:
     return ", ".join([*figures, *notes(embedding)])
 
 
-def notes(embedding: EmbeddingSnapshot) -> list[str]:
+def notes(embedding: WorkSnapshot) -> list[str]:
     """Return short notes on an embedding run; safe for a terminal."""
     kept = embedding.records - embedding.skipped
     rows = "rows" if embedding.counts == SEQUENCES else embedding.counts

@@ -8,10 +8,10 @@ import pytest
 from structlog.testing import capture_logs
 
 from virnucpro.run_layout import RunLayout
-from virnucpro.telemetry import embedding_telemetry, ranks
-from virnucpro.telemetry.embedding_telemetry import EmbeddingTelemetry
+from virnucpro.telemetry import ranks, work_telemetry
 from virnucpro.telemetry.ranks import durable_messages
-from virnucpro.telemetry.snapshot import EmbeddingFacts, RankState
+from virnucpro.telemetry.snapshot import RankState, WorkFacts
+from virnucpro.telemetry.work_telemetry import WorkTelemetry
 
 BLOCKS = 6
 TOKENS = 100
@@ -32,13 +32,13 @@ def clock(monkeypatch):
             return self.now_s + 1e9
 
     clock = Clock()
-    for module in (embedding_telemetry, ranks):
+    for module in (work_telemetry, ranks):
         monkeypatch.setattr(module, "time", clock)
     return clock
 
 
 def two_ranks(*, folder="nowhere", **callbacks):
-    facts = EmbeddingFacts(
+    facts = WorkFacts(
         run_id="r",
         model="m",
         precision="fp32",
@@ -53,7 +53,7 @@ def two_ranks(*, folder="nowhere", **callbacks):
         copies=1,
         skipped=0,
     )
-    run = EmbeddingTelemetry(facts, **callbacks)
+    run = WorkTelemetry(facts, **callbacks)
     for rank in (0, 1):
         starts(run, rank, range(rank, BLOCKS, 2))
     return run

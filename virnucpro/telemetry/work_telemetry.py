@@ -1,5 +1,5 @@
 """
-What the parent knows of an embedding run while it computes: the records of its ranks, and the state of each block.
+What the parent knows of the work of ranks while they compute: the records of its ranks, and the state of each block.
 
 Rows are counted by block: a worker names the blocks that have become durable, and each counts once however often it is
 named, and by whichever rank. So a worker that was killed just before or after its message changes no count. Safe from
@@ -19,7 +19,7 @@ import numpy as np
 from virnucpro.telemetry.failure_report import failure_report
 from virnucpro.telemetry.labels import known_labels
 from virnucpro.telemetry.ranks import BATCH_BOUNDS_S, Rank, whole_blocks
-from virnucpro.telemetry.snapshot import BatchSeconds, EmbeddingSnapshot, RankSnapshot, RankState
+from virnucpro.telemetry.snapshot import BatchSeconds, RankSnapshot, RankState, WorkSnapshot
 from virnucpro.telemetry.worker_logging import log_end_of_process
 from virnucpro.this_host import host_name, merged_processors, processors_differ
 
@@ -27,14 +27,14 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Mapping, Sequence
 
     from virnucpro.arrays import BoolArray, IntArray
-    from virnucpro.telemetry.snapshot import EmbeddingFacts, GpuSample
+    from virnucpro.telemetry.snapshot import GpuSample, WorkFacts
 
 _HAS_PROCESS = {RankState.LOADING, RankState.COMPUTING}
 
 
-class EmbeddingTelemetry:
+class WorkTelemetry:
     """
-    One embedding run under way; its ``ranks`` are the records that the workers' messages are applied to.
+    One embedding run or work on contigs; its ``ranks`` are the records that the workers' messages are applied to.
 
     Args:
         facts: What it is.
@@ -45,7 +45,7 @@ class EmbeddingTelemetry:
 
     def __init__(
         self,
-        facts: EmbeddingFacts,
+        facts: WorkFacts,
         *,
         on_gpu: Callable[[str, str], None] = lambda *_: None,
         on_log: Callable[[RankSnapshot, dict[str, Any]], None] = lambda *_: None,
@@ -242,11 +242,11 @@ class EmbeddingTelemetry:
             sampled = [] if self._is_over else list(self._gpus_elsewhere.items())
             return tuple(gpu for rank, gpus in sampled if self.ranks[rank].phase in _HAS_PROCESS for gpu in gpus)
 
-    def snapshot(self) -> EmbeddingSnapshot:
+    def snapshot(self) -> WorkSnapshot:
         with self._lock:
             facts = self.facts
             ranks = tuple(self._snapshot_of(rank, left) for rank, left in enumerate(self._tokens_left()))
-            return EmbeddingSnapshot(
+            return WorkSnapshot(
                 model=facts.model,
                 precision=facts.precision,
                 token_budget=facts.token_budget,
