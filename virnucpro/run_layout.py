@@ -19,66 +19,44 @@ PART_NAME = re.compile(r"part_-?\d{8,}_\w+\.h5")
 WORKER_LOCK_NAME = re.compile(r"\d+\.\d+\.[0-9a-f]{8}\.lock")
 
 
+class _At:
+    """A file or folder at a fixed place in the folder of a run."""
+
+    def __init__(self, place: str) -> None:
+        self._place = place
+
+    def __get__(self, layout: FolderLayout | EvaluationLayout, _of: object = None) -> Path:
+        return layout.output_dir / self._place
+
+
 @dataclass(frozen=True)
 class FolderLayout:
     """Files common to all kinds of run."""
 
     output_dir: Path
 
-    @property
-    def manifest(self) -> Path:
-        """Settings, versions and outcome of the run."""
-        return self.output_dir / "run.json"
-
-    @property
-    def lock(self) -> Path:
-        """Held by the process that works in this folder."""
-        return self.output_dir / ".run.lock"
-
-    @property
-    def work_dir(self) -> Path:
-        """Needed while the run lasts and to resume it: index, unpacked input, parts."""
-        return self.output_dir / "work"
-
-    @property
-    def unpacked_dir(self) -> Path:
-        """Saved standard input, and FASTA copies of compressed inputs and other formats, for random access."""
-        return self.work_dir / "unpacked"
-
-    @property
-    def failed_sequences(self) -> Path:
-        """Sequences without a row or a score: id, reason, attempts, tab-separated."""
-        return self.output_dir / "failed_sequences.tsv"
-
-    @property
-    def live_status(self) -> Path:
-        """State of the run, rewritten every few seconds; removed at its end."""
-        return self.work_dir / "status.json"
-
-    @property
-    def metrics_textfile(self) -> Path:
-        """Last metrics, for the textfile collector of Prometheus' node exporter."""
-        return self.output_dir / "metrics.prom"
-
-    @property
-    def trace(self) -> Path:
-        """Timeline of a profiled run, for Perfetto."""
-        return self.output_dir / "trace.json"
-
-    @property
-    def spans_dir(self) -> Path:
-        """Spans of each process of a profiled run, until the timeline is made."""
-        return self.work_dir / "spans"
-
-    @property
-    def log_dir(self) -> Path:
-        """One file of JSON lines for each worker."""
-        return self.output_dir / "logs"
-
-    @property
-    def worker_locks_dir(self) -> Path:
-        """One file for each worker process, locked while it lives."""
-        return self.work_dir / "workers"
+    manifest = _At("run.json")
+    """Settings, versions and outcome of the run."""
+    lock = _At(".run.lock")
+    """Held by the process that works in this folder."""
+    work_dir = _At("work")
+    """Needed while the run lasts and to resume it: index, unpacked input, parts."""
+    unpacked_dir = _At("work/unpacked")
+    """Saved standard input, and FASTA copies of compressed inputs and other formats, for random access."""
+    failed_sequences = _At("failed_sequences.tsv")
+    """Sequences without a row or a score: id, reason, attempts, tab-separated."""
+    live_status = _At("work/status.json")
+    """State of the run, rewritten every few seconds; removed at its end."""
+    metrics_textfile = _At("metrics.prom")
+    """Last metrics, for the textfile collector of Prometheus' node exporter."""
+    trace = _At("trace.json")
+    """Timeline of a profiled run, for Perfetto."""
+    spans_dir = _At("work/spans")
+    """Spans of each process of a profiled run, until the timeline is made."""
+    log_dir = _At("logs")
+    """One file of JSON lines for each worker."""
+    worker_locks_dir = _At("work/workers")
+    """One file for each worker process, locked while it lives."""
 
     def worker_locks(self) -> list[Path]:
         """Return the existing lock files of workers."""
@@ -138,28 +116,18 @@ class RunLayout(FolderLayout):
         """The existing rows, when some are missing; removed by the run that completes it."""
         return self.result(".h5", is_partial=True)
 
-    @property
-    def index(self) -> Path:
-        return self.work_dir / "sequences.index"
-
-    @property
-    def parts_dir(self) -> Path:
-        """Finished blocks, until their shard is sealed."""
-        return self.work_dir / "parts"
-
-    @property
-    def reservation(self) -> Path:
-        """Reserves disk space for the result and the closing files."""
-        return self.work_dir / ".reserved"
+    index = _At("work/sequences.index")
+    parts_dir = _At("work/parts")
+    """Finished blocks, until their shard is sealed."""
+    reservation = _At("work/.reserved")
+    """Reserves disk space for the result and the closing files."""
 
     def host_check(self, owner: str) -> Path:
         """Temporary file that proves that a host can write and rename here."""
         return self.output_dir / f".host_check.{owner}"
 
-    @property
-    def shared_rows_dir(self) -> Path:
-        """What the hosts of a cluster need to write the shards of a result, and what they have written."""
-        return self.work_dir / "rows"
+    shared_rows_dir = _At("work/rows")
+    """What the hosts of a cluster need to write the shards of a result, and what they have written."""
 
     def shard(self, rank: int) -> Path:
         """Everything that *rank* finished."""
@@ -178,23 +146,12 @@ class EvaluationLayout:
 
     output_dir: Path
 
-    @property
-    def prediction_dir(self) -> Path:
-        """The evaluated prediction, where the evaluation makes one."""
-        return self.output_dir / "prediction"
-
-    @property
-    def document(self) -> Path:
-        """All measurements."""
-        return self.output_dir / "evaluation.json"
-
-    @property
-    def table(self) -> Path:
-        return self.output_dir / "evaluation.tsv"
-
-    @property
-    def page(self) -> Path:
-        return self.output_dir / "evaluation.html"
+    prediction_dir = _At("prediction")
+    """The evaluated prediction, where the evaluation makes one."""
+    document = _At("evaluation.json")
+    """All measurements."""
+    table = _At("evaluation.tsv")
+    page = _At("evaluation.html")
 
     def left_out(self, number: int) -> Path:
         """Contigs of the truth without a score in table *number* (from 1), one id in each line."""
@@ -205,111 +162,46 @@ class EvaluationLayout:
 class PredictionLayout(FolderLayout):
     """Files of a prediction; its two embedding runs have folders of their own."""
 
-    @property
-    def contig_index(self) -> Path:
-        return self.work_dir / "contigs.index"
-
-    @property
-    def open_frames(self) -> Path:
-        """Kept frames of each chunk of the embedded contigs: one byte, in input order."""
-        return self.work_dir / "open_frames.u8"
-
-    @property
-    def contig_parts(self) -> Path:
-        """Folder of composition scores, and then of genes, some contigs a file, until all are there."""
-        return self.work_dir / "contigs"
-
-    @property
-    def composition_scores(self) -> Path:
-        """Composition score, P(virus), of each contig: float32, in input order; NaN without a score."""
-        return self.work_dir / "composition_scores.f32"
-
-    @property
-    def composition_windows(self) -> Path:
-        return self.work_dir / "composition_windows.f32"
-
-    @property
-    def frame_scores(self) -> Path:
-        """P(other) and P(virus) of each kept frame: float32, in frame order; NaN without a row."""
-        return self.work_dir / "frame_scores.f32"
-
-    @property
-    def contig_scores(self) -> Path:
-        """P(virus) of each contig by a contig model that reads embeddings, too: as ``composition_scores``."""
-        return self.work_dir / "contig_scores.f32"
-
-    @property
-    def window_scores(self) -> Path:
-        return self.work_dir / "window_scores.f32"
-
-    @property
-    def dna_dir(self) -> Path:
-        """Embedding run of the frames' nucleotides."""
-        return self.output_dir / "dna"
-
-    @property
-    def protein_dir(self) -> Path:
-        """Embedding run of the frames' proteins."""
-        return self.output_dir / "protein"
-
-    @property
-    def prediction_results(self) -> Path:
-        """One line for each kept frame, as in the original program."""
-        return self.output_dir / "prediction_results.txt"
-
-    @property
-    def highest_score(self) -> Path:
-        """One line for each chunk with a kept frame, as in the original program."""
-        return self.output_dir / "prediction_results_highestscore.csv"
-
-    @property
-    def contigs(self) -> Path:
-        """One line for each contig of the input."""
-        return self.output_dir / "contigs.tsv"
-
-    @property
-    def contigs_json(self) -> Path:
-        """The same as a JSON array of objects."""
-        return self.output_dir / "contigs.json"
-
-    @property
-    def contigs_parquet(self) -> Path:
-        """The same as a Parquet table."""
-        return self.output_dir / "contigs.parquet"
-
-    @property
-    def viral_fasta(self) -> Path:
-        """The contigs called viral."""
-        return self.output_dir / "viral.fasta"
-
-    @property
-    def genes(self) -> Path:
-        """Genes of contigs, of the viral ones by default, as GFF3."""
-        return self.output_dir / "genes.gff3"
-
-    @property
-    def gene_proteins(self) -> Path:
-        """The proteins of these genes."""
-        return self.output_dir / "genes.faa"
-
-    @property
-    def tracks(self) -> Path:
-        """P(virus) along the long contigs, as bedGraph."""
-        return self.output_dir / "tracks.bedgraph"
-
-    @property
-    def viral_regions(self) -> Path:
-        """Runs of viral chunks in the long contigs, as BED."""
-        return self.output_dir / "viral_regions.bed"
-
-    @property
-    def multiqc(self) -> Path:
-        """Number of sequences of each call, for MultiQC's report of all samples."""
-        return self.output_dir / "virnucpro_mqc.json"
-
-    @property
-    def report(self) -> Path:
-        return self.output_dir / "report.html"
+    contig_index = _At("work/contigs.index")
+    open_frames = _At("work/open_frames.u8")
+    """Kept frames of each chunk of the embedded contigs: one byte, in input order."""
+    contig_parts = _At("work/contigs")
+    """Folder of composition scores, and then of genes, some contigs a file, until all are there."""
+    composition_scores = _At("work/composition_scores.f32")
+    """Composition score, P(virus), of each contig: float32, in input order; NaN without a score."""
+    composition_windows = _At("work/composition_windows.f32")
+    frame_scores = _At("work/frame_scores.f32")
+    """P(other) and P(virus) of each kept frame: float32, in frame order; NaN without a row."""
+    contig_scores = _At("work/contig_scores.f32")
+    """P(virus) of each contig by a contig model that reads embeddings, too: as ``composition_scores``."""
+    window_scores = _At("work/window_scores.f32")
+    dna_dir = _At("dna")
+    """Embedding run of the frames' nucleotides."""
+    protein_dir = _At("protein")
+    """Embedding run of the frames' proteins."""
+    prediction_results = _At("prediction_results.txt")
+    """One line for each kept frame, as in the original program."""
+    highest_score = _At("prediction_results_highestscore.csv")
+    """One line for each chunk with a kept frame, as in the original program."""
+    contigs = _At("contigs.tsv")
+    """One line for each contig of the input."""
+    contigs_json = _At("contigs.json")
+    """The same as a JSON array of objects."""
+    contigs_parquet = _At("contigs.parquet")
+    """The same as a Parquet table."""
+    viral_fasta = _At("viral.fasta")
+    """The contigs called viral."""
+    genes = _At("genes.gff3")
+    """Genes of contigs, of the viral ones by default, as GFF3."""
+    gene_proteins = _At("genes.faa")
+    """The proteins of these genes."""
+    tracks = _At("tracks.bedgraph")
+    """P(virus) along the long contigs, as bedGraph."""
+    viral_regions = _At("viral_regions.bed")
+    """Runs of viral chunks in the long contigs, as BED."""
+    multiqc = _At("virnucpro_mqc.json")
+    """Number of sequences of each call, for MultiQC's report of all samples."""
+    report = _At("report.html")
 
     def results(self) -> list[Path]:
         """Return the results whose names do not depend on the input's."""
@@ -352,72 +244,32 @@ class PredictionLayout(FolderLayout):
 class TrainingLayout(FolderLayout):
     """Files of a training, in its classifier's folder; the classifier's own files are listed in its card."""
 
-    @property
-    def split(self) -> Path:
-        """Part of each genome."""
-        return self.work_dir / "split.json"
-
-    @property
-    def pieces(self) -> Path:
-        """Contigs for training and test."""
-        return self.work_dir / "pieces.fasta"
-
-    @property
-    def further_pieces(self) -> Path:
-        """Pieces of which only the letters are used, as FASTA."""
-        return self.work_dir / "further_pieces.fasta"
-
-    @property
-    def further_pieces_table(self) -> Path:
-        return self.work_dir / "further_pieces.tsv"
-
-    @property
-    def pieces_table(self) -> Path:
-        """Origin and label of each of them."""
-        return self.work_dir / "pieces.tsv"
-
-    @property
-    def contig_index(self) -> Path:
-        return self.work_dir / "contigs.index"
-
-    @property
-    def open_frames(self) -> Path:
-        """Open frames of each of their chunks: one byte."""
-        return self.work_dir / "open_frames.u8"
-
-    @property
-    def nucleotide_frames(self) -> Path:
-        return self.work_dir / "frames.fa"
-
-    @property
-    def protein_frames(self) -> Path:
-        return self.work_dir / "frames.faa"
+    split = _At("work/split.json")
+    """Part of each genome."""
+    pieces = _At("work/pieces.fasta")
+    """Contigs for training and test."""
+    further_pieces = _At("work/further_pieces.fasta")
+    """Pieces of which only the letters are used, as FASTA."""
+    further_pieces_table = _At("work/further_pieces.tsv")
+    pieces_table = _At("work/pieces.tsv")
+    """Origin and label of each of them."""
+    contig_index = _At("work/contigs.index")
+    open_frames = _At("work/open_frames.u8")
+    """Open frames of each of their chunks: one byte."""
+    nucleotide_frames = _At("work/frames.fa")
+    protein_frames = _At("work/frames.faa")
 
     def with_chunks(self, chunk_nt: int) -> TrainingLayout:
         """Return the layout for test chunks of another length; removed once the classifier exists."""
         return TrainingLayout(self.output_dir / f"chunks_{chunk_nt}")
 
-    @property
-    def trained_dir(self) -> Path:
-        """The classifier before its evaluation."""
-        return self.work_dir / "trained"
-
-    @property
-    def dna_dir(self) -> Path:
-        """Embedding run of the frames' nucleotides; removed once the classifier exists."""
-        return self.output_dir / "dna"
-
-    @property
-    def protein_dir(self) -> Path:
-        """Embedding run of the frames' proteins; likewise."""
-        return self.output_dir / "protein"
-
-    @property
-    def evaluation(self) -> Path:
-        """Evaluation on the test part."""
-        return self.output_dir / "evaluation.json"
-
-    @property
-    def card_text(self) -> Path:
-        """The card for readers."""
-        return self.output_dir / "MODEL_CARD.md"
+    trained_dir = _At("work/trained")
+    """The classifier before its evaluation."""
+    dna_dir = _At("dna")
+    """Embedding run of the frames' nucleotides; removed once the classifier exists."""
+    protein_dir = _At("protein")
+    """Embedding run of the frames' proteins; likewise."""
+    evaluation = _At("evaluation.json")
+    """Evaluation on the test part."""
+    card_text = _At("MODEL_CARD.md")
+    """The card for readers."""
