@@ -84,8 +84,6 @@ def retention(
 
 @dataclass
 class _Retention:
-    """One retention."""
-
     client: SyncPrefectClient
     before: datetime
     folders: bool
@@ -93,7 +91,6 @@ class _Retention:
     rows: list[dict[str, str]] = field(default_factory=list)
     num_runs: int = 0
     freed_bytes: dict[Path, int] = field(default_factory=dict)
-    """Of each folder."""
     in_use: set[Path] = field(default_factory=set)
     """Folders of runs that stay."""
 

@@ -218,11 +218,9 @@ class TaskRanks(Executor):
             futures[0].result()
 
     def outcomes(self) -> list[Rank]:
-        """See ``Executor.outcomes``."""
         return [] if self._recovery is None else list(self._recovery.ranks)
 
     def reasons(self) -> Reasons:
-        """See ``Executor.reasons``."""
         assert self._recovery is not None
         return self._recovery
 

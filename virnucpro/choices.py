@@ -153,8 +153,6 @@ class ResultForm(Choice):
 
 
 class TableFormat(Choice):
-    """Formats of the table of contigs."""
-
     TSV = "tsv"
     JSON = "json"
     PARQUET = "parquet"

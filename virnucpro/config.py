@@ -41,7 +41,6 @@ class InputRules:
     sequence_kind: SequenceKind = SequenceKind.PROTEIN
     """Decides the letters."""
     gaps: GapPolicy = GapPolicy.ERROR
-    """What happens to gaps."""
     stops: StopPolicy = StopPolicy.ERROR
     """What happens to stops inside a protein; ``*`` is no letter of DNA."""
     on_bad_record: BadRecordPolicy = BadRecordPolicy.ERROR
@@ -97,7 +96,6 @@ class ModelConfig:
     """``module:function`` that makes (model, tokenizer) from (weights_path, device, precision=...). Set by the
     registry, never from user input."""
     sequence_kind: SequenceKind = SequenceKind.PROTEIN
-    """What the model embeds."""
     letters_per_token: float = 1.0
     """Residues or nucleotides that the plan counts as one token. 1 is exact for ESM-2; for BPE it is an estimate, and
     a block's true tokens are at most its letters and special tokens."""

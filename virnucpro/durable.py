@@ -181,7 +181,6 @@ def remove_tree(folder: Path) -> None:
 
 
 def remove_empty(folder: Path) -> None:
-    """Remove a folder if it is empty."""
     with suppress(OSError), run_folders.opened(folder.parent) as above:
         os.rmdir(folder.name, dir_fd=above)
 

@@ -66,7 +66,6 @@ class Text:
     """Whether a mistake is one of usage."""
 
     def check(self, text: str) -> str:
-        """Return a text that matches."""
         if not re.match(self.pattern, text):
             raise PydanticCustomError(
                 self.kind, "{given}: {sentence}", {"given": printable(text), "sentence": self.sentence}

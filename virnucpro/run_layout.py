@@ -149,7 +149,6 @@ class EvaluationLayout:
     prediction_dir = _At("prediction")
     """The evaluated prediction, where the evaluation makes one."""
     document = _At("evaluation.json")
-    """All measurements."""
     table = _At("evaluation.tsv")
     page = _At("evaluation.html")
 
@@ -194,7 +193,6 @@ class PredictionLayout(FolderLayout):
     genes = _At("genes.gff3")
     """Genes of contigs, of the viral ones by default, as GFF3."""
     gene_proteins = _At("genes.faa")
-    """The proteins of these genes."""
     tracks = _At("tracks.bedgraph")
     """P(virus) along the long contigs, as bedGraph."""
     viral_regions = _At("viral_regions.bed")

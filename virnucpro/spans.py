@@ -61,9 +61,7 @@ class Batch(Protocol):
     """A batch as a span describes it."""
 
     @property
-    def positions(self) -> Sequence[int]:
-        """Index positions of its sequences."""
-        ...
+    def positions(self) -> Sequence[int]: ...
 
     @property
     def num_tokens(self) -> int: ...

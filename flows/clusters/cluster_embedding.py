@@ -90,11 +90,9 @@ class OnCluster(Executor):
         self._hear(workers, telemetry)
 
     def outcomes(self) -> list[Rank]:
-        """See ``Executor.outcomes``."""
         return [self._ranks[number] for number in sorted(self._ranks)]
 
     def reasons(self) -> Reasons:
-        """See ``Executor.reasons``."""
         assert self._book is not None
         return self._book
 

@@ -126,8 +126,6 @@ class _DaskEngine(Engine):
 
 
 class _Tasks(UnitWorkers):
-    """A task a unit."""
-
     def __init__(self, engine: _DaskEngine, run: PreparedRun, limits: RunLimits) -> None:
         self._engine, self._client, self._limits = engine, engine.client, limits
         self._distributed = importlib.import_module("distributed")

@@ -212,7 +212,6 @@ def lost_entry(rank: int) -> dict[str, Any]:
 
 
 def imported(package: str, engine: str) -> Any:
-    """Import a package of an engine."""
     on_ctrl_c = signal.getsignal(signal.SIGINT)
     try:
         return importlib.import_module(package)

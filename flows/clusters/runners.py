@@ -36,7 +36,6 @@ class Runner:
 
 
 def runner_of(name: str) -> Runner:
-    """Return the runner of that name."""
     if not re.match(RUNNER.pattern, name):
         raise ConfigurationError(
             f"no runner is called {printable(name)}: threads, ray, ray://HOST:PORT, dask, dask://HOST:PORT or dask://slurm"

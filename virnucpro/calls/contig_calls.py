@@ -69,9 +69,7 @@ class CallOutputs:
     """What is written of the calls, beside ``contigs.tsv``, ``viral.fasta``, tracks and regions; genes are later."""
 
     as_json: bool = False
-    """The table as JSON."""
     as_parquet: bool = False
-    """The table as Parquet."""
     genes: WrittenGenes = WrittenGenes.NONE
     """Contigs whose genes are written."""
     only_viral: bool = False

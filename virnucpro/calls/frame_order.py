@@ -42,7 +42,6 @@ class ContigBatch:
     positions: IntArray
     """int64 (contigs,): in the contig index."""
     contig_ids: list[str]
-    """(contigs,)."""
     lengths_nt: IntArray
     """int64 (contigs,)."""
     chunks_per_contig: IntArray
@@ -68,7 +67,6 @@ class ContigBatch:
         ]
 
     def frame_ids(self) -> list[str]:
-        """Return the ids of the kept frames."""
         return [
             f"{contig_id}_chunk_{number}{name}"
             for contig_id, kept in self._kept_by_contig()

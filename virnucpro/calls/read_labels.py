@@ -31,8 +31,6 @@ if TYPE_CHECKING:
 
 
 class ReadCall(StrEnum):
-    """The call of a read."""
-
     VIRUS = "virus"
     NOT_VIRUS = "not virus"
     AMBIGUOUS = "ambiguous"
@@ -104,8 +102,6 @@ class _Alignment(NamedTuple):
 
 @dataclass(frozen=True, kw_only=True)
 class ReadLabels:
-    """What was written."""
-
     reads: dict[str, int]
     """Call -> reads."""
     bases: dict[str, int]

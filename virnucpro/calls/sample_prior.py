@@ -57,7 +57,6 @@ class SamplePrior:
         return _moved(scores, self.share)
 
     def score_of(self, posterior: float) -> float:
-        """Return the score that has this *posterior*."""
         return float(_moved(np.array(posterior), 1 - self.share))
 
     def fdrs(self, scores: DoubleArray) -> DoubleArray:

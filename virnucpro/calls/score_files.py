@@ -27,8 +27,6 @@ if TYPE_CHECKING:
 
 
 class ScoresOfBatch(NamedTuple):
-    """Scores of a batch of contigs."""
-
     contigs: FloatArray
     """float32 (contigs,): NaN without a score, or where only the frames give one."""
     windows: FloatArray
@@ -57,7 +55,6 @@ class ScoreReader:
         self._next_contig = self._next_window = 0
 
     def of(self, batch: ContigBatch) -> ScoresOfBatch:
-        """Return the scores of the next batch."""
         is_long = batch.lengths_nt >= LONG_CONTIG_NT
         chunks_of_long = batch.chunks_per_contig[is_long]
         contigs = slice(self._next_contig, self._next_contig + len(batch.contig_ids))

@@ -180,7 +180,6 @@ def _number_or(word: str, default: object, least: int, most: int) -> Callable[[A
 
 
 def named_number(text: str | tuple[str, str]) -> tuple[str, str]:
-    """Return name and number of NAME=NUMBER."""
     if isinstance(text, tuple):
         return text
     name, is_there, number = text.rpartition("=")

@@ -113,8 +113,6 @@ class Fault(NamedTuple):
 
 
 class Record(NamedTuple):
-    """One record as read."""
-
     name: bytes
     """The id: the header up to its first space or tab."""
     sequence: bytes

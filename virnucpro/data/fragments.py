@@ -59,10 +59,7 @@ class _Outputs(NamedTuple):
 
 
 class _Chunks(NamedTuple):
-    """Consecutive chunks."""
-
     ids: list[str]
-    """Ids of their contigs."""
     contigs: IntArray
     """int64 (chunks,): contig of each, as an index into ``ids``."""
     numbers: IntArray

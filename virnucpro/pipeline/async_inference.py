@@ -64,7 +64,6 @@ class FailedSequence:
     """A sequence of a batch without a row."""
 
     position: int
-    """Index position."""
     sequence_id: str
     failure: FailureClass
     what: str

@@ -130,7 +130,6 @@ class DeviceChoice:
         return self.candidates[0].type
 
     def ranks(self, taken: Sequence[Device]) -> list[Device]:
-        """Return one device for each worker, from the devices taken."""
         return (list(taken) * self.workers_each)[: self.most_workers]
 
 

@@ -143,10 +143,8 @@ class LocalRanks(Executor):
             coordinator.wait_for_completion()
 
     def outcomes(self) -> list[Rank]:
-        """See ``Executor.outcomes``."""
         return self._outcomes
 
     def reasons(self) -> Reasons:
-        """See ``Executor.reasons``."""
         assert self._recovery is not None
         return self._recovery

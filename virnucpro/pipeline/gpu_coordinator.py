@@ -31,7 +31,7 @@ if TYPE_CHECKING:
     from pathlib import Path
 
     from virnucpro.pipeline.devices import Device
-    from virnucpro.pipeline.work.rank_runner import RetryPolicy, MessageHandler
+    from virnucpro.pipeline.work.rank_runner import MessageHandler, RetryPolicy
     from virnucpro.pipeline.work.worker_process import WorkerFunction, WorkerProcess
 
 
@@ -47,11 +47,9 @@ class CountedAttempts:
         self.oom_kills = OomKills()
 
     def worker_args(self, rank: int, args: tuple[Any, ...], *, task: str = "") -> tuple[Any, ...]:  # noqa: ARG002
-        """Return *args*."""
         return args
 
     def turn(self, rank: int, stop: threading.Event) -> AbstractContextManager[None]:  # noqa: ARG002
-        """Do not wait."""
         return nullcontext()
 
     def on_message(self, rank: int, message: dict[str, Any]) -> None:
@@ -62,7 +60,6 @@ class CountedAttempts:
         return []
 
     def another_attempt(self, outcome: Rank) -> bool:
-        """Whether attempts are left."""
         failure = FailureClass(outcome.failure or FailureClass.DIED)
         return outcome.state == "failed" and failure.is_worth_a_retry and outcome.attempts < self.limits.attempts
 

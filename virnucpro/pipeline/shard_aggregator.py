@@ -59,7 +59,6 @@ class Aggregation:
     files: Mapping[str, str]
     """Hex sha256 of each file of the result, by its name in the run's folder."""
     num_rows: int
-    """Rows in it."""
     num_truncated: int
     """Rows whose sequence was truncated to the residue limit."""
     missing_positions: IntArray = field(compare=False)

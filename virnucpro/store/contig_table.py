@@ -28,8 +28,6 @@ if TYPE_CHECKING:
 
 
 class Call(StrEnum):
-    """The call of a contig."""
-
     VIRUS = "virus"
     NOT_VIRUS = "not virus"
     UNDECIDED = "undecided"
@@ -38,8 +36,6 @@ class Call(StrEnum):
 
 
 class ContigCall(NamedTuple):
-    """One contig and its call."""
-
     contig: str
     """Id: the header up to the first space or tab."""
     length: int | None
@@ -52,7 +48,6 @@ class ContigCall(NamedTuple):
     viral_chunks: int | None
     """Chunks whose highest P(virus) is at least their highest P(other)."""
     frames: int | None
-    """Open frames."""
     viral_frames: int | None
     """Open frames that are more likely viral than not."""
     frame_support: float | None

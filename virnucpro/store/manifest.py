@@ -68,7 +68,6 @@ class Manifest:
     started: str
     """UTC, ISO 8601."""
     host: str
-    """Where it ran."""
     inputs: list[dict[str, Any]]
     """path, size_bytes and sha256 of each input file, in the order given."""
     settings: dict[str, Any]
@@ -185,8 +184,6 @@ class RunManifest(Manifest):
 
 @dataclass(kw_only=True)
 class StageRecord:
-    """One finished stage."""
-
     fingerprint: str
     """Hex sha256 of the settings that it was done with."""
     seconds: float
@@ -344,7 +341,6 @@ def read_object(path: Path) -> dict[str, Any]:
 
 
 def not_a_manifest(path: Path, what: str) -> ResultError:
-    """Return the error of a file that is no manifest."""
     return ResultError(path, f"not a run manifest ({what}): {REMEDY}")
 
 

@@ -121,7 +121,6 @@ class SealedBlocks:
                 raise ResultError(self.path, "holds a number that is not finite")
 
     def only(self, blocks: Container[int]) -> SealedBlocks:
-        """Return a view of its blocks that are in *blocks*."""
         kept = np.array([number in blocks for number in self.blocks[:, 0].tolist()], dtype=np.bool_)
         if kept.all():
             return self

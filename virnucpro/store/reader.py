@@ -173,12 +173,10 @@ class Prediction(Sequence[ContigCall]):
 
     @property
     def contigs_path(self) -> Path:
-        """``contigs.tsv``."""
         return PredictionLayout(self.output_dir).contigs
 
     @property
     def viral_path(self) -> Path:
-        """``viral.fasta``."""
         return PredictionLayout(self.output_dir).viral_fasta
 
     @property

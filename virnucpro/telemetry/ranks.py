@@ -87,7 +87,6 @@ class Attempt:
 
     started_s: float = field(default_factory=time.monotonic)
     message_s: float = field(default_factory=time.monotonic)
-    """Last message."""
     step_s: float = field(default_factory=time.monotonic)
     """Last sign of work that has no batches: checking, sealing, waiting."""
     progress_s: float | None = None
@@ -359,7 +358,6 @@ def done_messages(blocks: Iterable[int]) -> Iterator[dict[str, Any]]:
 
 
 def claimed_messages(blocks: Iterable[int]) -> Iterator[dict[str, Any]]:
-    """Yield messages that blocks were claimed."""
     yield from _messages("claimed", blocks)
 
 

@@ -191,7 +191,6 @@ class RunTelemetry:
         return {stage.name: stage.seconds for stage in stages if stage.model == model and stage.is_over}
 
     def begin_work(self, facts: WorkFacts) -> WorkTelemetry:
-        """Return the telemetry of work that begins."""
         self._guarded(durable.remove_tree, facts.layout.spans_dir)  # of a run that was killed
         if self._gpus is None and facts.host and any(token for _, token in facts.devices):
             self._gpus = GpuMonitor(facts.devices)

@@ -246,7 +246,6 @@ class WorkFacts:
     copies: int
     """Records that take the row of an identical sequence."""
     skipped: int
-    """Records that were skipped."""
     counts: str = SEQUENCES
     """What records and rows are of."""
     measure: str = TOKENS

@@ -48,13 +48,11 @@ class TrainingResult:
     output_dir: Path
     """Folder of the classifier."""
     name: str
-    """Of the classifier."""
     counts: dict[str, int]
     """Genomes, pieces, chunks and frames."""
     notes: tuple[str, ...]
     """What the user should know, a sentence each."""
     stages_s: dict[str, float]
-    """Seconds of each stage."""
     worth: str
     """What was measured, in one sentence."""
     was_complete: bool
@@ -143,7 +141,6 @@ def split_stage(run: TrainingRun) -> Stage:
 
 
 def read_split(run: TrainingRun) -> SplitGenomes:
-    """Return what ``split`` found."""
     data = json.loads(run_folders.read_bytes(run.layout.split))
     by_accession = {genome.accession: genome for genome in run.labelled.genomes}
     return SplitGenomes(

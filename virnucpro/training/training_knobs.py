@@ -101,8 +101,6 @@ class TrainingOutput(Box):
 
 
 class TrainingSettings(RunSettings):
-    """Settings of ``virnucpro train``."""
-
     genomes: str = knob(
         "", "Genomes",
         "Tab-separated, with a header: id (of a record) or file, label (virus or nonviral), and optionally group and "

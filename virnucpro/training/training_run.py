@@ -46,9 +46,7 @@ class TrainingRun(StagedRun):
     layout: TrainingLayout
     manifest: TrainingManifest
     config: TrainingConfig
-    """What to make."""
     files: list[Path]
-    """The files of genomes."""
     labelled: LabelledInput = field(default_factory=lambda: LabelledInput([], []))
     """The genomes; none where nothing is left to be done."""
 

@@ -42,8 +42,6 @@ _NAME_MATES = """write /1 and /2 behind the ids of mates: awk 'NR % 4 == 1 {$1 =
 
 @dataclass(frozen=True, kw_only=True)
 class IndexedFile:
-    """One input file as it was indexed."""
-
     path: str
     real_path: str
     """Absolute, links resolved."""

@@ -57,7 +57,6 @@ class Packing:
     starts: tuple[bytes, ...]
     """A file of this format begins with one of them."""
     program: str
-    """That unpacks it."""
     begin: Callable[[], _Member] | None
     """Begins a member; None for gzip."""
 

@@ -61,13 +61,11 @@ class Genes:
     """Likely genes of pieces; those of a piece are ordered by their ends."""
 
     groups: Groups
-    """Piece of each gene."""
     starts_N: IntArray
     """int64 (N,): first nucleotide, on the forward strand of the piece, from 0."""
     ends_N: IntArray
     """int64 (N,): nucleotide after the last one."""
     is_reverse_N: BoolArray
-    """bool (N,)."""
     start_codons_N: IntArray
     """int64 (N,): number of the start codon; -1 where it is unknown."""
     has_stop_N: BoolArray
@@ -117,7 +115,6 @@ class Genes:
 
     @property
     def genetic_codes(self) -> list[GeneticCode]:
-        """Of each piece."""
         return [_GENETIC_CODES[number] for number in self.code_P.tolist()]
 
     def residues(self) -> CodeArray:
@@ -219,7 +216,6 @@ class _OpenFrames:
     last_N: IntArray
     """int64 (N,): codon after the last one."""
     has_stop_N: BoolArray
-    """bool (N,)."""
 
     @classmethod
     def chosen(cls, code: GeneticCode, pieces: Pieces, is_read_P: BoolArray) -> _OpenFrames:

@@ -83,7 +83,6 @@ class KnownProteins:
     lengths_N: Int32Array
     """int32 (N,): residues of each."""
     is_viral_N: BoolArray
-    """bool (N,)."""
 
     def check(self) -> None:
         """Raise ValueError where the parts do not fit together."""
@@ -99,7 +98,6 @@ class KnownProteins:
             raise ValueError("the proteins of the contig model do not fit together")
 
     def take(self, is_kept_N: BoolArray) -> KnownProteins:
-        """Return some of the proteins."""
         return KnownProteins(
             self.residues_R[np.repeat(is_kept_N, self.lengths_N)], self.lengths_N[is_kept_N], self.is_viral_N[is_kept_N]
         )

@@ -55,8 +55,6 @@ STEP_INTERVAL_S = 1.0
 
 @dataclass
 class BlockWork:
-    """The work of one process."""
-
     index: SequenceIndex
     plan: BlockPlan
     layout: RunLayout
@@ -68,7 +66,6 @@ class BlockWork:
     """Called once, when there is something to compute."""
     _units: HandedBlocks = field(init=False)
     _unit: HandedUnit = field(init=False)
-    """The latest one."""
     _left: set[int] = field(default_factory=set)
     """Blocks of our units that are to be computed, and have not been."""
     _suspects: list[int] = field(default_factory=list)

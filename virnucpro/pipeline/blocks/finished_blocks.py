@@ -42,7 +42,6 @@ class FinishedBlocks:
     sources: list[SealedBlocks] = field(default_factory=list)
     """What is used of each file, shards first; no block is in two of them."""
     blocks: set[int] = field(default_factory=set)
-    """Numbers of the finished blocks."""
     rejected: list[Path] = field(default_factory=list)
     """Files that exist and cannot be used: another plan's, damaged, or cut short."""
     contents: dict[Path, set[int]] = field(default_factory=dict)

@@ -38,5 +38,4 @@ def device_failure(error: BaseException) -> FailureClass | None:
 
 
 def failure_of(error: BaseException) -> FailureClass:
-    """Return the class of any exception of a worker."""
     return device_failure(error) or classify_error(error)

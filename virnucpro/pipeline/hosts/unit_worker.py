@@ -113,7 +113,6 @@ class _UnitRecovery(Recovery):
             return left
 
     def on_message(self, rank: int, message: dict[str, Any]) -> None:
-        """See ``Recovery.on_message``."""
         super().on_message(rank, message)
         if message.get("kind") == "progress":
             with self._changed:

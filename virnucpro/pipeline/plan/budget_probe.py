@@ -41,9 +41,7 @@ class DeviceProbe:
     device_name: str
     """What the driver calls it."""
     attention_kernel: str
-    """Name of its attention kernel."""
     attention_reason: str
-    """Why that one."""
     token_budget: int
     """Tokens in one block that suit it."""
     trials: list[dict[str, int]]

@@ -24,7 +24,6 @@ if TYPE_CHECKING:
     from virnucpro.pipeline.async_inference import PackedEncoder
 
 FIRST_TOKENS = 4096
-"""Tokens of the first trial."""
 LEAST_GAIN = 1.03
 """Least gain in speed for which the tokens are doubled again."""
 MEMORY_SHARE = 0.8

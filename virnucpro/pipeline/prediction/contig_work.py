@@ -29,7 +29,6 @@ if TYPE_CHECKING:
 MOST_UNITS = 1 << 10
 """Of large inputs units are larger, for at most so many."""
 UNIT_CONTIGS = 1 << 12
-"""Most contigs of a unit."""
 
 
 def units_of(work_nt: IntArray, unit_nt: int) -> list[range]:
@@ -213,7 +212,6 @@ class ContigUnits:
         return [number for unit in self.of(work) for number in work.missing(unit, self.work_nt(work), names)]
 
     def work_nt(self, work: ContigWork) -> IntArray:
-        """Return ``work.work_nt``."""
         return self._work_nt[work.name]
 
     def found(self, work: ContigWork) -> Iterator[tuple[range, bytes]]:

@@ -58,14 +58,12 @@ class PredictionRun(StagedRun):
     layout: PredictionLayout
     manifest: PredictionManifest
     config: PredictionConfig
-    """What to compute."""
     stems: tuple[str, ...]
     """Of the input files; their frames' files begin with them."""
     notices: list[str] = field(default_factory=list)
     """What was kept of the folder's settings, and what was changed, a sentence each."""
 
     def open_index(self) -> SequenceIndex:
-        """Open the index of the contigs."""
         return SequenceIndex.open(self.layout.contig_index)
 
     def is_embedded(self) -> BoolArray | None:

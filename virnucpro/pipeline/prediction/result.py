@@ -42,8 +42,6 @@ QUARANTINES = {"composition": "composition", "contigs": "genes"}
 
 @dataclass(frozen=True, kw_only=True)
 class PredictionResult:
-    """The outcome of a prediction."""
-
     output_dir: Path
     """The run's folder."""
     state: str
@@ -59,7 +57,6 @@ class PredictionResult:
     computed: tuple[str, ...]
     """Stages that this start did."""
     contigs_path: Path
-    """``contigs.tsv``."""
     report_path: Path | None
     """``report.html``; None where only tables were wanted."""
     fingerprint: str

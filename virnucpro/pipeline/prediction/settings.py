@@ -67,7 +67,6 @@ class PredictionConfig:
     """What a prediction needs to know; small and picklable."""
 
     classifier_dir: Path
-    """Folder of the classifier."""
     card: ClassifierCard
     """What it was trained with; ``chunk_nt`` is what it is used with."""
     dna: ModelConfig | None
@@ -124,7 +123,6 @@ class PredictionConfig:
 
     @property
     def chunk_nt(self) -> int:
-        """Nucleotides of a chunk."""
         return self.card.chunk_nt
 
     @property

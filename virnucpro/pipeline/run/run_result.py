@@ -27,9 +27,7 @@ class RunResult:
     state: str
     """complete, partial, failed or stopped."""
     num_records: int
-    """Records of the input."""
     num_rows: int
-    """Rows of the result."""
     num_copies: int = 0
     """Records that are copies of another sequence and were not computed again."""
     num_truncated: int = 0
@@ -43,7 +41,6 @@ class RunResult:
     ranks: tuple[Rank, ...]
     """How each rank went; empty when the folder held the finished result already."""
     stages_s: Mapping[str, float]
-    """Seconds by stage."""
     noticed: Mapping[str, int]
     """What was noticed of the input, by the names of ``SequenceIndex.counts``; ``windowed``: the sequences that are the
     mean of several windows."""

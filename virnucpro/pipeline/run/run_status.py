@@ -46,8 +46,6 @@ _KINDS = {"an embedding run": "embedding", "a prediction": "identification", "a 
 
 @dataclass(frozen=True, kw_only=True)
 class RunStatus:
-    """How a run is."""
-
     output_dir: Path
     state: str
     """running; silent: its process cannot be seen and its status is old; interrupted: it was killed;
@@ -57,7 +55,6 @@ class RunStatus:
     holder: Holder | None
     manifest: AnyManifest | None
     live: SavedStatus | None
-    """The last live status of the run."""
     age_s: float | None
     """Seconds since then."""
     problems: tuple[str, ...]
@@ -195,7 +192,6 @@ class RunStatus:
         }
 
     def gpu_of(self, rank: RankSnapshot) -> GpuSample | None:
-        """Return how the GPU of a rank is."""
         gpus = () if self.snapshot is None else self.snapshot.gpus
         return next((gpu for gpu in gpus if (gpu.host, gpu.device) == (rank.host, rank.device)), None)
 

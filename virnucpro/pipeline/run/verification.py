@@ -49,7 +49,6 @@ class Verification:
     problems: list[str] = field(default_factory=list)
     """Everything that does not hold; empty for an intact run."""
     what: str = "sequences"
-    """What the records are."""
     notes: list[str] = field(default_factory=list)
     """Why another run gives other bytes, a sentence each."""
 

@@ -61,7 +61,6 @@ def failure_reported(
 
 
 def stop_on_sigterm() -> threading.Event:
-    """Return what SIGTERM sets."""
     stop = threading.Event()
     if threading.current_thread() is threading.main_thread():
         signal.signal(signal.SIGTERM, lambda *_: stop.set())

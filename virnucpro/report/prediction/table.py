@@ -38,7 +38,6 @@ class _Column(NamedTuple):
 
     title: str
     key: str
-    """Column of the data."""
     kind: str
     """How a text of it is shown: name, bar, call, length, probability, percent, chunks, count or text."""
 

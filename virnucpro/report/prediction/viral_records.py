@@ -19,8 +19,6 @@ _END_OF_NAME = re.compile(r"[ \t\n]")
 
 
 class Gene(NamedTuple):
-    """A likely gene."""
-
     start: int
     """0-based nt; *end* is exclusive."""
     end: int

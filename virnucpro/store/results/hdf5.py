@@ -34,12 +34,9 @@ SHARD_BYTES = 1 << 30
 """Most bytes of embeddings in a shard: rows arrive in any order and are sorted by the page cache, which must hold a
 shard, and object stores take no more than 5 GB at once."""
 SHARD_ROWS = 1 << 20
-"""Most rows in a shard."""
 
 
 class SingleFile(Result):
-    """One HDF5 file."""
-
     suffix = ".h5"
 
     @staticmethod

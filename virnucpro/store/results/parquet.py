@@ -42,8 +42,6 @@ _READ_BYTES = 1 << 20
 
 
 class ParquetFile(Result):
-    """One Parquet file."""
-
     suffix = ".parquet"
 
     @classmethod

@@ -140,7 +140,6 @@ class Result(ABC):
         return self.path
 
     def files(self) -> list[Path]:
-        """Return the files that exist."""
         return [self.proof] if self.proof.is_file() else []
 
     def name_of(self, file: Path) -> str:

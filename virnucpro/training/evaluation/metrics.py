@@ -29,7 +29,6 @@ Bins of a group. By chance alone, perfectly calibrated scores of 25 viral and 28
 have an error of 0.06 in five bins and 0.10 in ten (normal log-odds, 1.5 standard deviations apart).
 """
 BOOTSTRAP_SAMPLES = 1000
-"""Samples of an interval."""
 _INTERVAL_PERCENTILES = (2.5, 97.5)
 _NORMAL_95 = 1.959963984540054
 """97.5th percentile of the standard normal distribution."""

@@ -58,7 +58,6 @@ class Stratum:
     """Measures on some of the contigs; None where a measure has no meaning."""
 
     contigs: int
-    """Contigs of the stratum itself."""
     viral: int
     """Viral contigs that were measured."""
     others: int

@@ -46,8 +46,6 @@ _NO_SCORE = ("", "na", "n/a", "nan", "none", "null", "-")
 
 @dataclass(frozen=True, kw_only=True)
 class KnownContigs:
-    """Contigs and their labels."""
-
     contigs: list[str]
     """Ids, each once."""
     is_virus_C: BoolArray
@@ -83,8 +81,6 @@ class KnownContigs:
 
 @dataclass(frozen=True, kw_only=True)
 class ScoreTable:
-    """The scores of one tool."""
-
     path: Path
     name: str
     """Name of the tool in results: our classifier's, or the file's."""

@@ -82,8 +82,6 @@ THRESHOLD_RULE = (
 
 @dataclass(frozen=True, kw_only=True)
 class LabelledFrames:
-    """Frames and their labels."""
-
     features_FD: FloatArray
     is_virus_F: BoolArray
 

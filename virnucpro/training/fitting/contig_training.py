@@ -55,7 +55,6 @@ class LabelledRecords:
     sources: Sequence[str]
 
     def take(self, numbers: Sequence[int]) -> LabelledRecords:
-        """Return some of the records."""
         return LabelledRecords(
             codes=[self.codes[at] for at in numbers],
             is_virus_C=self.is_virus_C[numbers],

@@ -61,7 +61,6 @@ class Piece:
     """0-based, in the record."""
     end: int
     strand: str
-    """``+`` or ``-``."""
     letters: str
 
     def line(self) -> str:

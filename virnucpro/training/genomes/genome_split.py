@@ -44,8 +44,6 @@ _VERSION_AND_RANGE = re.compile(r"(\.\d+)?(:.*|#\d+)?$")
 
 @dataclass(frozen=True, kw_only=True)
 class SplitGenomes:
-    """Genomes and their parts."""
-
     genomes: list[LabelledGenome]
     """Those that are used, in the order of the input."""
     parts: list[str]

@@ -49,8 +49,6 @@ NAME_RULE = (
 
 @dataclass(frozen=True, kw_only=True)
 class Label:
-    """The label of a record."""
-
     is_virus: bool
     group: str
     genome: str = ""
@@ -59,8 +57,6 @@ class Label:
 
 @dataclass
 class Labels:
-    """The labels of a table."""
-
     path: Path
     by_accession: dict[str, tuple[Label, int]] = field(default_factory=dict)
     """Accession -> label and line."""
