@@ -18,8 +18,8 @@ from prefect.states import Completed
 from prefect.task_runners import ThreadPoolTaskRunner
 from prefect.utilities.engine import link_state_to_flow_run_result
 
-from flows.clusters.cluster_embedding import OnCluster
 from flows.clusters.hardware import cluster_here, computing_on
+from flows.clusters.on_cluster import OnCluster
 from flows.run.api import run_here
 from flows.run.artifacts import publish_embedding
 from flows.run.form import RUN, OutputFolder, PathTexts, check_paths, form_of, titled

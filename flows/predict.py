@@ -14,8 +14,8 @@ from prefect.client.schemas.objects import State
 from prefect.states import Completed
 from prefect.task_runners import ThreadPoolTaskRunner
 
-from flows.clusters.cluster_contigs import ContigsOnCluster
 from flows.clusters.hardware import cluster_here, computing_on, kept
+from flows.clusters.on_cluster import OnCluster
 from flows.embed import MAX_RANKS, embedding_flow
 from flows.run.api import run_here
 from flows.run.artifacts import publish_prediction
@@ -108,7 +108,7 @@ def _predict(input_files: list[str], output_dir: str, settings: PredictionSettin
                 write_report=write_report,
                 workers=settings.hardware.workers or None,
                 limits=RunLimits.of(settings.limits),
-                executor=partial(TaskRanks, stages) if engine is None else partial(ContigsOnCluster, engine),
+                executor=partial(TaskRanks, stages) if engine is None else partial(OnCluster, engine),
                 embed=embed,
                 elsewhere=None if engine is None else engine.map,
                 stage_runner=stages,

@@ -22,12 +22,13 @@ from prefect.states import Failed
 from flows.run.telemetry import log_level
 from virnucpro.config import RunLimits
 from virnucpro.errors import VirNucProError
-from virnucpro.pipeline.executor import Executor, Work
+from virnucpro.pipeline.executor import Executor
 from virnucpro.pipeline.run.run_completion import Reasons
 from virnucpro.pipeline.run.run_result import RunResult
 from virnucpro.pipeline.run.stages import StageRunner
 from virnucpro.pipeline.work.rank_runner import run_worker
 from virnucpro.pipeline.work.recovery import Recovery
+from virnucpro.pipeline.work.work import Work
 from virnucpro.stage_names import StageNames
 from virnucpro.telemetry.log_lines import log_sentence
 from virnucpro.telemetry.ranks import Rank

@@ -2,10 +2,15 @@
 
 from __future__ import annotations
 
+import random
 import threading
 
+from tests.strategies import write_fasta
+from virnucpro.choices import DEFAULT_CLASSIFIER
 from virnucpro.config import InputRules, RunLimits
 from virnucpro.data.sequence_index import SequenceIndex
+from virnucpro.models.classifier_files.card import locate_classifier, read_card
+from virnucpro.models.contigs.contig_model import CompositionModel
 from virnucpro.pipeline.executor import LocalRanks
 from virnucpro.pipeline.prediction.composition import Composition, Homology
 from virnucpro.pipeline.prediction.contig_run import CONTIG_WORKER, compute_contigs
@@ -14,6 +19,17 @@ from virnucpro.run_layout import PredictionLayout
 from virnucpro.telemetry.run_telemetry import RunTelemetry
 
 CHUNK_NT = 500
+RUN_ID = "r1"
+
+
+def works_in(folder):
+    """Return composition and homology of 60 random contigs, by the bundled classifier."""
+    chooser = random.Random(8)
+    contigs = [(f"k{n}", "".join(chooser.choices("ACGT", k=chooser.randint(200, 3_000)))) for n in range(60)]
+    classifier = locate_classifier(DEFAULT_CLASSIFIER)
+    model = CompositionModel(classifier, read_card(classifier), searches_proteins=True)
+    job = job_in(folder / "out", [write_fasta(folder / "in.fa", contigs)], model)
+    return job, homology(job)
 
 
 def job_in(folder, files, model):
@@ -37,7 +53,7 @@ def compute(works, *, workers=None, limits=None, stop=None, worker_fn=CONTIG_WOR
         works,
         task="score_contigs",
         join="aggregate_scores",
-        run_id="r1",
+        run_id=RUN_ID,
         executor=executor or LocalRanks(worker_fn),
         workers=workers,
         log_level="INFO",

@@ -69,6 +69,10 @@ class FolderLayout:
         """Return the existing log files."""
         return [path for path in self.log_dir.glob("worker_*.log") if LOG_NAME.fullmatch(path.name)]
 
+    def host_check(self, owner: str) -> Path:
+        """Temporary file that proves that a host can write and rename here."""
+        return self.output_dir / f".host_check.{owner}"
+
     def saved_stdin(self, sha256: str) -> Path:
         """Standard input of this hex sha256, until the run is complete."""
         return self.unpacked_dir / f"{sha256}.stdin"
@@ -121,10 +125,6 @@ class RunLayout(FolderLayout):
     """Finished blocks, until their shard is sealed."""
     reservation = _At("work/.reserved")
     """Reserves disk space for the result and the closing files."""
-
-    def host_check(self, owner: str) -> Path:
-        """Temporary file that proves that a host can write and rename here."""
-        return self.output_dir / f".host_check.{owner}"
 
     shared_rows_dir = _At("work/rows")
     """What the hosts of a cluster need to write the shards of a result, and what they have written."""

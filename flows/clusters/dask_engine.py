@@ -14,15 +14,15 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
 from typing import Any
 
-from flows.clusters.dask_plugin import Plugin, embed_unit, end_units
+from flows.clusters.dask_plugin import Plugin, compute_unit, end_units
 from flows.clusters.engine import REST_S, SLOTS_INTERVAL_S, Engine, UnitWorkers, imported, lost_entry
 from flows.clusters.slurm import slurm_cluster, wait_for_worker
 from virnucpro.config import RunLimits
 from virnucpro.errors import ConfigurationError, VirNucProError, printable
 from virnucpro.host_gpus import host_tokens
 from virnucpro.pipeline.hardware.device_claim import usable_cores
-from virnucpro.pipeline.run.run_preparation import PreparedRun
 from virnucpro.pipeline.work.units import Unit, UnitRecord
+from virnucpro.pipeline.work.work import Work
 
 START_S = 60
 """Seconds for the first worker to appear."""
@@ -92,7 +92,7 @@ class _DaskEngine(Engine):
         return bool(self.client.status == "running")
 
     @contextmanager
-    def unit_workers(self, run: PreparedRun, limits: RunLimits) -> Iterator[UnitWorkers]:
+    def unit_workers(self, run: Work, limits: RunLimits) -> Iterator[UnitWorkers]:
         workers = _Tasks(self, run, limits)
         try:
             yield workers
@@ -126,7 +126,7 @@ class _DaskEngine(Engine):
 
 
 class _Tasks(UnitWorkers):
-    def __init__(self, engine: _DaskEngine, run: PreparedRun, limits: RunLimits) -> None:
+    def __init__(self, engine: _DaskEngine, run: Work, limits: RunLimits) -> None:
         self._engine, self._client, self._limits = engine, engine.client, limits
         self._distributed = importlib.import_module("distributed")
         self._name = f"virnucpro {run.output_dir}"  # of a dead start in this folder: replaced, which ends its processes
@@ -151,7 +151,7 @@ class _Tasks(UnitWorkers):
         resting = self._resting()
         usable = {"workers": [one for one in self._engine.workers() if one not in resting]} if resting else {}
         options = {**self._engine.slot, **usable, "pure": False, "priority": self._priority}
-        self._computing[self._client.submit(embed_unit, self._name, unit, **options)] = unit
+        self._computing[self._client.submit(compute_unit, self._name, unit, **options)] = unit
 
     def look(self, timeout_s: float) -> list[tuple[Unit, UnitRecord | Exception]]:
         if time.monotonic() - self._slots_s > SLOTS_INTERVAL_S:

@@ -6,8 +6,8 @@ from typing import Any
 
 from virnucpro.config import RunLimits
 from virnucpro.pipeline.hosts.unit_worker import UnitWorker
-from virnucpro.pipeline.run.run_preparation import PreparedRun
 from virnucpro.pipeline.work.units import Unit, UnitRecord
+from virnucpro.pipeline.work.work import Work
 
 MESSAGES_INTERVAL_S = 1.0
 """Seconds between two events of a worker."""
@@ -21,7 +21,7 @@ class Plugin:
         name: Of the plugin, and of what the run has at the scheduler.
     """
 
-    def __init__(self, name: str, run: PreparedRun, limits: RunLimits) -> None:
+    def __init__(self, name: str, run: Work, limits: RunLimits) -> None:
         self.name, self._run, self._limits = name, run, limits
 
     def setup(self, worker: Any) -> None:
@@ -84,7 +84,7 @@ class Plugin:
                 self._dask_worker.log_event(self.name, [self._dask_worker.address, entries])
 
 
-def embed_unit(name: str, unit: Unit) -> tuple[str, UnitRecord]:
+def compute_unit(name: str, unit: Unit) -> tuple[str, UnitRecord]:
     found: tuple[str, UnitRecord] = importlib.import_module("distributed").get_worker().plugins[name].compute(unit)
     return found
 

@@ -17,8 +17,8 @@ from prefect.logging import get_run_logger
 
 from virnucpro.config import RunLimits
 from virnucpro.errors import ClusterLostError, ConfigurationError, VirNucProError, printable
-from virnucpro.pipeline.run.run_preparation import PreparedRun
 from virnucpro.pipeline.work.units import Unit, UnitRecord
+from virnucpro.pipeline.work.work import Work
 
 Answer = TypeVar("Answer")
 Item = TypeVar("Item")
@@ -33,7 +33,7 @@ _LOOK_S = 0.1
 
 
 class UnitWorkers(ABC):
-    """The workers of one embedding run, as many as the cluster has slots at any time."""
+    """The workers of one run, as many as the cluster has slots at any time."""
 
     @abstractmethod
     def has_room(self) -> bool:
@@ -182,7 +182,7 @@ class Engine(ABC):
         """Whether the scheduler can be reached; without it nothing returns."""
 
     @abstractmethod
-    def unit_workers(self, run: PreparedRun, limits: RunLimits) -> AbstractContextManager[UnitWorkers]:
+    def unit_workers(self, run: Work, limits: RunLimits) -> AbstractContextManager[UnitWorkers]:
         """Return a context with the workers of a run, none of which is left at its end."""
 
     @abstractmethod

@@ -20,8 +20,8 @@ from virnucpro.config import RunLimits
 from virnucpro.errors import ConfigurationError, VirNucProError, printable
 from virnucpro.pipeline.hardware.device_claim import usable_cores
 from virnucpro.pipeline.hosts.unit_worker import UnitWorker
-from virnucpro.pipeline.run.run_preparation import PreparedRun
 from virnucpro.pipeline.work.units import Unit, UnitRecord
+from virnucpro.pipeline.work.work import Work
 
 MESSAGES_INTERVAL_S = 1.0
 """Seconds between two questions for messages."""
@@ -80,7 +80,7 @@ class _RayEngine(Engine):
         return self._is_lost
 
     @contextmanager
-    def unit_workers(self, run: PreparedRun, limits: RunLimits) -> Iterator[UnitWorkers]:
+    def unit_workers(self, run: Work, limits: RunLimits) -> Iterator[UnitWorkers]:
         workers = _Actors(self, run, limits)
         try:
             yield workers
@@ -120,7 +120,7 @@ def _called(function: Callable[[Any], Any], item: Any) -> Any:
 class _Actors(UnitWorkers):
     """An actor a slot; those that wait for one have none of our units."""
 
-    def __init__(self, engine: _RayEngine, run: PreparedRun, limits: RunLimits) -> None:
+    def __init__(self, engine: _RayEngine, run: Work, limits: RunLimits) -> None:
         self._engine, self._ray = engine, engine.ray
         self._run, self._limits = run, limits
         self._actors: dict[int, Any] = {}

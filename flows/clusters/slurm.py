@@ -52,7 +52,7 @@ def slurm_cluster(workers: int) -> Iterator[Any]:
         {
             "distributed.scheduler.allowed-failures": FAILURES,
             # of a unit, before the first is done: without it Dask takes a second, and asks for one job
-            "distributed.scheduler.default-task-durations": {"embed_unit": UNIT},
+            "distributed.scheduler.default-task-durations": {"compute_unit": UNIT},
         }
     )
     processes = settings["processes"] or 1

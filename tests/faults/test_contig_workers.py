@@ -13,15 +13,11 @@ from contextlib import suppress
 import psutil
 import pytest
 
-from tests.contig_runs import compute, homology, job_in
+from tests.contig_runs import compute, works_in
 from tests.faults.processes import kill_landed, workers_of
-from tests.strategies import write_fasta
 from virnucpro import durable
-from virnucpro.choices import DEFAULT_CLASSIFIER
 from virnucpro.config import RunLimits
 from virnucpro.errors import WorkersFailedError
-from virnucpro.models.classifier_files.card import locate_classifier, read_card
-from virnucpro.models.contigs.contig_model import CompositionModel
 from virnucpro.pipeline.prediction import composition
 from virnucpro.pipeline.prediction.contig_worker import contig_worker
 
@@ -68,12 +64,7 @@ class Disturber(threading.Thread):
 
 @pytest.fixture
 def works(tmp_path):
-    chooser = random.Random(8)
-    contigs = [(f"k{n}", "".join(chooser.choices("ACGT", k=chooser.randint(200, 3_000)))) for n in range(60)]
-    folder = locate_classifier(DEFAULT_CLASSIFIER)
-    model = CompositionModel(folder, read_card(folder), searches_proteins=True)
-    job = job_in(tmp_path / "out", [write_fasta(tmp_path / "in.fa", contigs)], model)
-    return job, homology(job)
+    return works_in(tmp_path)
 
 
 def scores_of(works):

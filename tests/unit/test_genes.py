@@ -14,9 +14,7 @@ from virnucpro.calls.gene_files import GFF_HEADER, gene_lines
 from virnucpro.config import InputRules
 from virnucpro.data.sequence_index import SequenceIndex
 from virnucpro.errors import ResultError, StoppedError
-from virnucpro.pipeline.executor import Executor
 from virnucpro.pipeline.prediction import contig_run, genes
-from virnucpro.pipeline.prediction.contig_run import compute_on_this_host
 from virnucpro.pipeline.prediction.genes import Genes
 from virnucpro.run_layout import PredictionLayout
 from virnucpro.telemetry.run_telemetry import RunTelemetry
@@ -96,34 +94,6 @@ def test_a_start_after_a_kill_finds_those_of_the_other_units(job, monkeypatch):
     del calls[:]
     assert written(job) == expected
     assert len(calls) == whole + 1 > 3, "the damaged part is made again, the whole one is not"
-
-
-class OtherHosts(Executor):
-    """Has each unit computed as a host of a cluster does it."""
-
-    is_here = False
-
-    def __init__(self):
-        self.given = []
-
-    def compute(self, work, limits, telemetry, stop):
-        for kind, units in work.missing_units():
-            self.given += units
-            for unit in units:
-                compute_on_this_host(kind, unit)
-
-    def outcomes(self):
-        return []
-
-    def reasons(self):
-        raise NotImplementedError
-
-
-def test_other_hosts_get_units(job, monkeypatch):
-    monkeypatch.setattr(contig_run, "taking_part", lambda _: np.errstate())
-    expected, hosts = written(job, workers=1), OtherHosts()
-    assert written(job, executor=hosts) == expected
-    assert len(hosts.given) > 3
 
 
 @pytest.mark.usefixtures("here")

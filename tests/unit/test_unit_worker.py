@@ -131,7 +131,7 @@ def test_a_sequence_that_ends_its_process_costs_its_row_and_the_worker_goes_on(w
     assert (rest.left, rest.quarantined, rest.is_lost) == ([], {}, False)
     assert rest.rank.pids == record.rank.pids, "its process waited for more"
     book = UnitBook([], place.plan.tokens)
-    book.quarantined = {position: (failure, attempts)}
+    book._quarantined = {position: (failure, attempts)}
     place.check_result(book, [rest.rank], without=[killer])
     listed = place.run.layout.failed_sequences.read_text().splitlines()
     assert listed[1:] == [f"{killer}\tdied\t{attempts}"]

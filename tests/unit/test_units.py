@@ -158,7 +158,7 @@ def test_what_a_worker_could_not_compute_is_handed_out_with_what_is_known_of_it(
     failed = Rank(rank=0, device="cpu", state="failed", failure="hung", attempts=3)
     known = {10: (1, ("died", 3)), 70: (7, ("hung", 2))}
     book.take(unit, record(rank=failed, left=[6, 7], suspects={7: 2}, quarantined=known, is_lost=True))
-    assert book.quarantined == {10: ("died", 3), 70: ("hung", 2)}
+    assert book.quarantined() == {10: ("died", 3), 70: ("hung", 2)}
     again = book.next(1)
     assert (again.blocks, again.suspects, again.quarantined) == ([6, 7], {7: 2}, {70: (7, ("hung", 2))})
     with patch.object(units, "MOST_LOSSES", 1):
@@ -170,11 +170,11 @@ def test_a_worker_that_has_computed_nothing_proves_nothing_against_sequences_the
     book = book_of([0])
     against = {0: (0, ("device_error", 1))}
     book.take(book.next(1), record(quarantined=against, is_proved=False))
-    assert book.quarantined == {}
+    assert book.quarantined() == {}
     again = book.next(1)
     assert (again.blocks, again.quarantined) == ([0], {})
     book.take(again, record(quarantined=against, is_proved=False))
-    assert book.quarantined == {0: ("device_error", 1)}
+    assert book.quarantined() == {0: ("device_error", 1)}
     assert book.is_done
 
 
@@ -202,7 +202,7 @@ def test_a_closed_book_gives_up_what_is_not_handed_out_and_waits_for_the_rest():
 
 def test_a_missing_sequence_has_the_reason_of_its_own_or_that_of_its_block():
     book = book_of([0, 1])
-    book.quarantined, book.given_up = {5: ("hung", 4)}, {0: ("died", 13)}
+    book._quarantined, book.given_up = {5: ("hung", 4)}, {0: ("died", 13)}
     assert book.why_missing(5, 0, []) == ("hung", 4)
     assert book.why_missing(6, 0, []) == ("died", 13)
     assert book.why_missing(6, 1, []) == ("unknown", 0)

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from contextlib import nullcontext
-from typing import TYPE_CHECKING, Any, Protocol
+from typing import TYPE_CHECKING, Any
 
 import structlog
 
@@ -16,18 +16,17 @@ from virnucpro.pipeline.gpu_coordinator import GPUProcessCoordinator
 
 if TYPE_CHECKING:
     import threading
-    from collections.abc import Callable, Sequence
+    from collections.abc import Callable
     from contextlib import AbstractContextManager
-    from pathlib import Path
 
     from virnucpro.config import ModelConfig, RunLimits
-    from virnucpro.pipeline.devices import Device
     from virnucpro.pipeline.hosts.result_passes import ResultPasses
     from virnucpro.pipeline.plan.budget_probe import DeviceProbe
     from virnucpro.pipeline.run.run_completion import Reasons
     from virnucpro.pipeline.run.run_preparation import PreparedRun
     from virnucpro.pipeline.work.rank_runner import MessageHandler
     from virnucpro.pipeline.work.recovery import Recovery
+    from virnucpro.pipeline.work.work import Work
     from virnucpro.pipeline.work.worker_process import WorkerFunction
     from virnucpro.telemetry.ranks import Rank
     from virnucpro.telemetry.work_telemetry import WorkTelemetry
@@ -35,44 +34,6 @@ if TYPE_CHECKING:
     Probe = Callable[[str, str, ModelConfig], list[DeviceProbe]]
 
 log = structlog.get_logger(__name__)
-
-
-class Work(Protocol):
-    """What executors know of the work of ranks."""
-
-    @property
-    def task(self) -> str:
-        """Name of a rank's task under Prefect."""
-
-    @property
-    def output_dir(self) -> Path: ...
-
-    @property
-    def devices(self) -> Sequence[Device]:
-        """One a rank."""
-
-    @property
-    def world_size(self) -> int: ...
-
-    @property
-    def worker_fn(self) -> WorkerFunction:
-        """What each process runs."""
-
-    @property
-    def worker_args(self) -> tuple[Any, ...]:
-        """Passed on after the pipe, before the assignment."""
-
-    @property
-    def is_small(self) -> bool:
-        """Whether it is so little that no process is started."""
-
-    def recovery(self, limits: RunLimits, telemetry: WorkTelemetry, /) -> Recovery:
-        """Return what decides about failures."""
-        ...
-
-    def compute_here(self, recovery: Recovery, stop: threading.Event, /) -> None:
-        """Compute all of it in this process; an error is raised."""
-        ...
 
 
 class Executor(ABC):

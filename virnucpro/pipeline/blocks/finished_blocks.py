@@ -22,7 +22,7 @@ from virnucpro.errors import ResultError, SourceGoneError
 from virnucpro.store.parts import SealedBlocks, first_block, part_paths, read_block_numbers, write_shard
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Container, Iterator, Mapping, Sequence
+    from collections.abc import Callable, Collection, Container, Iterator, Mapping, Sequence
     from pathlib import Path
 
     from virnucpro.arrays import IntArray
@@ -99,6 +99,21 @@ def find_finished_blocks(
         found.sources.append(source)
         found.blocks.update(_finished(source, plan, quarantined))
     return found
+
+
+class BlockUnits:
+    """The blocks of a run, as they are assigned to hosts; *sizes*: tokens of each, int64 (B,)."""
+
+    def __init__(self, layout: RunLayout, plan: BlockPlan) -> None:
+        self._layout, self._plan = layout, plan
+        self.sizes = plan.tokens
+
+    def durable(self, blocks: Collection[int], quarantined: Collection[int] = ()) -> set[int]:
+        """Return those of *blocks* whose rows are on disk but for *quarantined*; no part holds blocks of two units."""
+        wanted = frozenset(blocks)
+        parts = [path for path in part_paths(self._layout.parts_dir) if first_block(path) in wanted]
+        found = find_finished_blocks(self._layout, self._plan, among=wanted, parts=parts, quarantined=quarantined)
+        return found.blocks & wanted
 
 
 def find_all_finished(

@@ -20,14 +20,15 @@ from virnucpro import durable
 from virnucpro.config import computing_versions
 from virnucpro.errors import ConfigurationError, ExitCode, HostCheckError, OutputError, VirNucProError
 from virnucpro.models.registry import resolve_model
+from virnucpro.pipeline.run.run_preparation import PreparedRun
 from virnucpro.store.locks.lease import read_lease
-from virnucpro.store.manifest import RunManifest
+from virnucpro.store.manifest import RunManifest, read_manifest
 from virnucpro.this_host import host_name
 
 if TYPE_CHECKING:
     from virnucpro.config import ModelConfig
     from virnucpro.data.sequence_index import SequenceIndex
-    from virnucpro.pipeline.run.run_preparation import PreparedRun
+    from virnucpro.pipeline.work.work import Work
 
 SAMPLE = 64
 """Records of the input that are compared with the index."""
@@ -35,9 +36,9 @@ HASHED_BYTES = 4 << 30
 """Largest input that is hashed as a whole."""
 
 
-def check_host(run: PreparedRun) -> str:
+def check_host(run: Work) -> Work:
     """
-    Return the name of this host, which can take part in *run*.
+    Return *run* with the path of its weights on this host, which can take part in it.
 
     Raises:
         HostCheckError: It cannot: names the file and what is different here.
@@ -53,14 +54,13 @@ def check_host(run: PreparedRun) -> str:
     try:
         index = run.open_index()
     except VirNucProError as error:
-        raise HostCheckError(host_name(), run.layout.index, str(error)) from error
+        raise HostCheckError(host_name(), run.layout.work_dir, str(error)) from error
     _check_versions(run, index)
     _check_input(index)
-    weights_here(run.model_config)
-    return host_name()
+    return replace(run, model_config=weights_here(run.model_config)) if isinstance(run, PreparedRun) else run
 
 
-def check_folder(run: PreparedRun) -> None:
+def check_folder(run: Work) -> None:
     """Raise ``HostCheckError`` unless the folder is held by *run*."""
     here = read_lease(run.layout.lock).get("run_id")
     if here != run.run_id:
@@ -94,13 +94,14 @@ def weights_here(config: ModelConfig) -> ModelConfig:
     return replace(config, weights_path=str(path))
 
 
-def _check_versions(run: PreparedRun, index: SequenceIndex) -> None:
-    manifest = RunManifest.read(run.layout.manifest)
+def _check_versions(run: Work, index: SequenceIndex) -> None:
+    manifest = read_manifest(run.layout.manifest)
     for name, here in computing_versions().items():
         if manifest.settings.get(name) != here:
             what = f"the run's {name} is {manifest.settings.get(name)}, but here it is {here}: last bits would differ"
             raise HostCheckError(host_name(), run.layout.manifest, what)
-    if run.plan(index).fingerprint != manifest.plan["fingerprint"]:
+    recorded = manifest.plan["fingerprint"] if isinstance(manifest, RunManifest) else None
+    if isinstance(run, PreparedRun) and run.plan(index).fingerprint != recorded:
         what = "this host plans other blocks than the run's driver: it needs the same version of this program"
         raise HostCheckError(host_name(), run.layout.manifest, what)
 

@@ -13,23 +13,21 @@ import threading
 import time
 from contextlib import ExitStack, contextmanager
 from dataclasses import asdict, replace
+from functools import partial
 from typing import TYPE_CHECKING, Any
 
 from virnucpro.errors import DeviceError, HostCheckError, VirNucProError
 from virnucpro.host_gpus import host_tokens
-from virnucpro.pipeline.blocks.finished_blocks import find_finished_blocks
 from virnucpro.pipeline.devices import CPU, VISIBLE_VARIABLE, Device, visible_tokens
 from virnucpro.pipeline.failures import FailureClass
 from virnucpro.pipeline.hardware.device_locks import DeviceLocks, lock_names
 from virnucpro.pipeline.hosts.host_check import check_folder, check_host, weights_here
 from virnucpro.pipeline.plan.budget_probe import PROBE_WORKER, probe_devices
-from virnucpro.pipeline.run.run_preparation import GPU_WORKER
 from virnucpro.pipeline.work.block_pool import BlockPool
 from virnucpro.pipeline.work.rank_runner import run_worker
 from virnucpro.pipeline.work.recovery import Death, Quarantine, Recovery
 from virnucpro.pipeline.work.units import UnitRecord
 from virnucpro.store.locks.worker_lock import taking_part
-from virnucpro.store.parts import first_block, part_paths
 from virnucpro.telemetry.metrics.gpu_monitor import GpuMonitor
 from virnucpro.telemetry.metrics.process_monitor import ProcessMonitor
 from virnucpro.telemetry.ranks import Rank
@@ -39,10 +37,9 @@ if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator, Mapping, Sequence
 
     from virnucpro.config import ModelConfig, RunLimits
-    from virnucpro.data.packing import BlockPlan
     from virnucpro.pipeline.plan.budget_probe import DeviceProbe
-    from virnucpro.pipeline.run.run_preparation import PreparedRun
     from virnucpro.pipeline.work.units import Unit
+    from virnucpro.pipeline.work.work import Units, Work
     from virnucpro.pipeline.work.worker_process import WorkerFunction
 
 IDLE_S = 60.0
@@ -64,10 +61,8 @@ class UnitPool(BlockPool):
 
     is_on_cluster = True
 
-    def __init__(self, num_blocks: int, rank: Rank) -> None:
-        super().__init__(num_blocks, [rank])
-        self._unstarted[rank.rank].clear()
-        self._is_done = bytearray(b"\1") * num_blocks
+    def __init__(self, rank: Rank) -> None:
+        super().__init__(0, [rank])
         self.is_open = True
 
     @property
@@ -77,6 +72,9 @@ class UnitPool(BlockPool):
     def feed(self, blocks: Iterable[int]) -> None:
         """Take blocks that are not durable."""
         for block in blocks:
+            unknown = max(0, block + 1 - len(self._is_done))
+            self._is_done.extend(b"\1" * unknown)
+            self._is_checked.extend(bytes(unknown))
             self._is_done[block], self._is_checked[block] = False, True
             self._free.append(block)
 
@@ -144,21 +142,19 @@ class UnitWorker:
     One device of this host; ``compute`` is called for one unit at a time, everything else from any thread.
 
     Args:
-        run: As prepared by its driver, under a path to the same folder.
+        run: What is computed, prepared by its driver under a path to the same folder.
         rank: Its number, unique in the run.
         limits: Attempts and timeouts of the process.
     """
 
-    def __init__(
-        self, run: PreparedRun, rank: int, limits: RunLimits, *, worker_fn: WorkerFunction = GPU_WORKER
-    ) -> None:
-        self._run, self._limits, self._worker_fn = run, limits, worker_fn
+    def __init__(self, run: Work, rank: int, limits: RunLimits, *, worker_fn: WorkerFunction | None = None) -> None:
+        self._run, self._limits, self._worker_fn = run, limits, worker_fn or run.worker_fn
         self._rank = Rank(rank=rank, device="", host=host_name(), state="complete")
         self._stop = threading.Event()
         self._held = ExitStack()
         self._recovery: _UnitRecovery | None = None
         self._thread: threading.Thread | None = None
-        self._plan: BlockPlan | None = None
+        self._units: Units | None = None
         self._is_lost = False
         self._lock = threading.Lock()
         self._entries: list[dict[str, Any]] = []
@@ -186,7 +182,9 @@ class UnitWorker:
             check_folder(self._run)
             if self._recovery is None:
                 self._begin()
-            todo = self._not_durable(unit)
+            assert self._units is not None
+            durable = self._units.durable(unit.blocks, unit.quarantined)
+            todo = [block for block in unit.blocks if block not in durable]
         except VirNucProError as error:
             if self._recovery is None:
                 self._held.close()  # this host may be asked again
@@ -251,8 +249,8 @@ class UnitWorker:
 
     def _begin(self) -> None:
         """Check the host, take a device, and start the thread that keeps the process."""
-        run = self._run
-        check_host(run)
+        run = check_host(self._run)
+        self._units = run.open_units()
         self._held.enter_context(taking_part(run.output_dir))
         device = self._held.enter_context(device_here(run.devices[0].type, run_id=run.run_id, stop=self._stop))
         self._rank.device = device.label
@@ -261,32 +259,24 @@ class UnitWorker:
         self._note({"message": {"kind": "placed", "host": host_name(), "device": device.label}})
         self._recovery = _UnitRecovery(
             [self._rank],
-            num_blocks=run.num_blocks,
+            num_blocks=0,
             limits=self._limits,
             run_id=run.run_id,
             observer=self,
-            pool=UnitPool(run.num_blocks, self._rank),
+            pool=UnitPool(self._rank),
         )
-        self._plan = run.plan(run.open_index())
-        config = weights_here(run.model_config)
-        self._thread = threading.Thread(
-            target=self._keep_process, args=(device, config), name="unit-worker", daemon=True
-        )
-        self._thread.start()
-
-    def _keep_process(self, device: Device, config: ModelConfig) -> None:
-        """Start processes one after the other until there is nothing left to do, or no retry."""
-        assert self._recovery is not None
-        run = self._run
-        run_worker(
+        keep_process = partial(
+            run_worker,
             self._worker_fn,
-            (str(run.layout.index), str(run.output_dir), config),
+            run.worker_args,
             rank=self._rank,
             policy=self._recovery,
             world_size=run.world_size,
             device=device,
             stop=self._stop,
         )
+        self._thread = threading.Thread(target=keep_process, name="unit-worker", daemon=True)
+        self._thread.start()
 
     def _end_if_idle(self) -> None:
         if self._using.acquire(blocking=False):
@@ -305,14 +295,6 @@ class UnitWorker:
         thread.join()
         self._held.close()
         self._recovery, self._thread, self._stop = None, None, threading.Event()
-
-    def _not_durable(self, unit: Unit) -> list[int]:
-        """Return the blocks of *unit* that are not on disk; no part holds blocks of two units."""
-        wanted, layout = set(unit.blocks), self._run.layout
-        parts = [path for path in part_paths(layout.parts_dir) if first_block(path) in wanted]
-        assert self._plan is not None
-        found = find_finished_blocks(layout, self._plan, among=wanted, parts=parts, quarantined=unit.quarantined)
-        return [block for block in unit.blocks if block not in found.blocks]
 
     def _note(self, entry: dict[str, Any]) -> None:
         with self._lock:

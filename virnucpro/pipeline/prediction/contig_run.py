@@ -9,7 +9,8 @@ from __future__ import annotations
 
 import time
 from collections import deque
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
+from functools import cached_property
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -22,23 +23,24 @@ from virnucpro.pipeline.prediction.contig_work import ContigUnits
 from virnucpro.pipeline.prediction.contig_worker import ContigWorker
 from virnucpro.pipeline.work.recovery import Recovery
 from virnucpro.pipeline.work.worker_process import ReportPipe
-from virnucpro.store.locks.worker_lock import taking_part
 from virnucpro.telemetry.snapshot import CONTIGS, NT, WorkFacts
-from virnucpro.telemetry.work_telemetry import WorkTelemetry
 from virnucpro.this_host import host_name
 
 if TYPE_CHECKING:
     import threading
-    from collections.abc import Iterator, Sequence
+    from collections.abc import Mapping, Sequence
     from pathlib import Path
 
     from virnucpro.config import RunLimits
+    from virnucpro.data.sequence_index import SequenceIndex
     from virnucpro.pipeline.devices import Device
     from virnucpro.pipeline.executor import Executor
     from virnucpro.pipeline.prediction.contig_work import ContigWork
     from virnucpro.pipeline.run.stages import Stages
     from virnucpro.pipeline.work.units import Why
+    from virnucpro.run_layout import PredictionLayout
     from virnucpro.telemetry.ranks import Rank
+    from virnucpro.telemetry.work_telemetry import WorkTelemetry
 
 CONTIG_WORKER = "virnucpro.pipeline.prediction.contig_worker:contig_worker"
 WORKER_BYTES = 600_000_000
@@ -64,26 +66,43 @@ class ContigRun:
     """What the joined kinds have counted."""
     quarantined: dict[int, Why] = field(default_factory=dict)
     """Number of each contig that is not computed -> why."""
-    units: ContigUnits = field(init=False)
     devices: tuple[Device, ...] = field(init=False)
     is_small: bool = field(init=False)
     """Whether it is computed in this process."""
     worker_fn: str = CONTIG_WORKER
     _joined: int = 0
-    _recovery: Recovery | None = None
+    _divided_for: int = field(init=False)
+    """Workers that the units are made for."""
 
     def __post_init__(self) -> None:
         first = self.works[0]
         total_nt = int(first.work_nt(first.open_index()).sum())
         most = self.workers or min(usable_cores(), free_memory_bytes() // WORKER_BYTES)
-        number = max(1, min(most, total_nt // first.worker_nt))
-        self.units = ContigUnits(self.works, number)
+        self._divided_for = max(1, min(most, total_nt // first.worker_nt))
         self.is_small = total_nt < HERE * first.worker_nt
-        self.devices = (CPU,) * (1 if self.is_small else max(1, min(number, len(self.units))))
+        self.devices = (CPU,) * (1 if self.is_small else max(1, min(self._divided_for, len(self.units))))
+
+    def __getstate__(self) -> dict[str, Any]:
+        """Leave out the open index: another host opens its own."""
+        return {name: value for name, value in vars(self).items() if name != "units"}
+
+    @cached_property
+    def units(self) -> ContigUnits:
+        return self.open_units()
+
+    def open_units(self) -> ContigUnits:
+        return ContigUnits(self.works, self._divided_for)
+
+    def open_index(self) -> SequenceIndex:
+        return self.works[0].open_index()
+
+    @property
+    def layout(self) -> PredictionLayout:
+        return self.works[0].layout
 
     @property
     def output_dir(self) -> Path:
-        return self.works[0].layout.output_dir
+        return self.layout.output_dir
 
     @property
     def world_size(self) -> int:
@@ -92,7 +111,7 @@ class ContigRun:
     @property
     def worker_args(self) -> tuple[Any, ...]:
         """What ``contig_worker`` gets after the pipe."""
-        return (self.works, self.log_level)
+        return (self.works, self._divided_for, self.log_level)
 
     def facts(self) -> WorkFacts:
         """Return what telemetry shows of the work."""
@@ -104,7 +123,7 @@ class ContigRun:
             token_budget=0,
             devices=tuple((device.label, device.token) for device in self.devices),
             host=host_name(),
-            layout=self.works[0].layout,
+            layout=self.layout,
             block_tokens=block_nt,
             block_rows=block_contigs,
             rows_of=np.ones_like,
@@ -118,21 +137,15 @@ class ContigRun:
 
     def recovery(self, limits: RunLimits, telemetry: WorkTelemetry) -> Recovery:
         """Return what decides about failures of this start, and tells *telemetry*."""
-
-        def more() -> int:
-            added = self._go_on()
-            telemetry.add(*self._sizes(added, again=True))
-            return len(added)
-
-        self._recovery = Recovery(
+        recovery = Recovery(
             telemetry.ranks,
             num_blocks=len(self.units),
             limits=limits,
             run_id=self.run_id,
             observer=telemetry,
-            more=more,
+            more=lambda: len(self.more(recovery.quarantined(), telemetry)),
         )
-        return self._recovery
+        return recovery
 
     def compute_here(self, recovery: Recovery, stop: threading.Event) -> None:
         """Compute all units in this process; an error of one is raised."""
@@ -148,17 +161,14 @@ class ContigRun:
                 rank.end_attempt()
         recovery.another_attempt(rank)
 
-    def missing_units(self) -> Iterator[tuple[ContigWork, list[range]]]:
-        """Yield each kind and its units that are not durable; the next one is asked for once these are."""
-        for number, work in enumerate(self.works):
-            self.units.add_to(number)
-            yield work, [unit for unit in self.units.of(work) if not work.is_durable(unit, self.units.lengths_nt)]
-            if work is not self.works[-1]:
-                self._join()
-
-    def finish(self, outcomes: Sequence[Rank], stop: threading.Event) -> None:
+    def finish(self, outcomes: Sequence[Rank], quarantined: Mapping[int, Why], stop: threading.Event) -> None:
         """
-        Join what was found by the kinds that are not joined yet; *outcomes* of the workers.
+        Join what was found by the kinds that are not joined yet.
+
+        Args:
+            outcomes: Of the workers.
+            quarantined: Number of each contig that is not computed -> why.
+            stop: Whether the work was to end.
 
         Raises:
             StoppedError: *stop* was set.
@@ -167,30 +177,28 @@ class ContigRun:
         """
         if stop.is_set():
             raise StoppedError
-        self._note_quarantined()
+        self.quarantined |= quarantined
         while self._joined < len(self.works):
             if missing := self._missing():
                 self._raise(missing, [outcome for outcome in outcomes if outcome.failure])
             self._join()
 
-    def _go_on(self) -> range:
+    def more(self, quarantined: Mapping[int, Why], telemetry: WorkTelemetry) -> range:
         """Join the kind that is done, and return the numbers of the next one's units; none where that goes wrong."""
-        self._note_quarantined()
+        self.quarantined |= quarantined
         try:
             if self._joined == len(self.works) - 1 or self._missing():
                 return range(0)
             self._join()
-            return self.units.add_next()
+            added = self.units.add_next()
+            telemetry.add(*self._sizes(added, again=True))
         except Exception:  # noqa: BLE001  ``finish`` tries again, and raises it
             return range(0)
+        return added
 
     def _join(self) -> None:
         self.counts |= self.works[self._joined].join(self.units)
         self._joined += 1
-
-    def _note_quarantined(self) -> None:
-        if self._recovery is not None:
-            self.quarantined |= self._recovery.quarantined()
 
     def _missing(self) -> list[int]:
         """Return the numbers of the contigs that the next kind to be joined lacks, without those in quarantine."""
@@ -202,7 +210,7 @@ class ContigRun:
         classes = {FailureClass(outcome.failure or FailureClass.DIED) for outcome in failed}
         reasons = {outcome.rank: outcome.reason or "" for outcome in failed}
         if FailureClass.CANNOT_WRITE in classes:
-            raise OutputError(self.works[0].layout.contig_parts, next(iter(reasons.values())))
+            raise OutputError(self.layout.contig_parts, next(iter(reasons.values())))
         raise WorkersFailedError(
             reasons,
             world_size=self.world_size,
@@ -253,23 +261,18 @@ def compute_contigs(
         StoppedError, OutputError, WorkersFailedError: See ``ContigRun.finish``.
     """
     run = ContigRun(run_id=run_id, works=tuple(works), task=task, workers=workers, log_level=log_level)
+    quarantined: Mapping[int, Why] = {}
     if len(run.units):
         facts = run.facts()
-        is_shown = executor.is_here  # else the engine knows its workers
-        telemetry = stages.telemetry.begin_work(facts) if is_shown else WorkTelemetry(facts)
+        is_here = executor.is_here or run.is_small
+        telemetry = stages.telemetry.begin_work(facts if is_here else replace(facts, host=""))
         try:
             executor.compute(run, limits, telemetry, stop)
         finally:
             telemetry.over()
-    stages.do(join, lambda: run.finish(executor.outcomes(), stop))
+        quarantined = executor.reasons().quarantined()
+    stages.do(join, lambda: run.finish(executor.outcomes(), quarantined, stop))
     return run
-
-
-def compute_on_this_host(work: ContigWork, contigs: range) -> None:
-    """Compute a unit for a run whose folder another process holds, unless its file is there."""
-    with taking_part(work.layout.output_dir):
-        if not work.path_of(contigs).exists():
-            work.write(work.open_index(), contigs, work.load())
 
 
 class _OwnPipe(ReportPipe):

@@ -206,6 +206,21 @@ class ContigUnits:
         while len(self._work_nt) <= kind:
             self.add_next()
 
+    @property
+    def sizes(self) -> IntArray:
+        """Nucleotides of each unit that are work, int64 (units,)."""
+        return np.array([self.nt(*unit) for unit in self._units], np.int64)
+
+    def durable(self, numbers: Collection[int], quarantined: Collection[int] = ()) -> set[int]:
+        """Return those of some units of which everything is on disk but *quarantined* contigs."""
+        return {number for number in numbers if self._is_durable(*self[number], quarantined)}
+
+    def _is_durable(self, work: ContigWork, contigs: range, quarantined: Collection[int]) -> bool:
+        if work.is_durable(contigs, self.lengths_nt):
+            return True
+        own = set(contigs).intersection(quarantined)
+        return bool(own) and own.issuperset(work.missing(contigs, self.work_nt(work), work.names()))
+
     def missing(self, work: ContigWork) -> list[int]:
         """Return the numbers of the contigs of which a kind of work has found nothing yet, ascending."""
         names = work.names()

@@ -19,7 +19,7 @@ from virnucpro.errors import StoppedError
 from virnucpro.pipeline.prediction.contig_work import ContigUnits, divided
 from virnucpro.pipeline.work.handed_blocks import HandedBlocks
 from virnucpro.pipeline.work.own_process import begin_logging, failure_reported, stop_on_sigterm
-from virnucpro.store.locks.worker_lock import hold_worker_lock
+from virnucpro.store.locks.worker_lock import hold_worker_lock, take_part
 from virnucpro.telemetry.ranks import durable_messages
 
 if TYPE_CHECKING:
@@ -36,14 +36,21 @@ log = structlog.get_logger(__name__)
 
 def contig_worker(
     rank: int,
-    world_size: int,
+    world_size: int,  # noqa: ARG001
     results_queue: ReportPipe,
     works: Sequence[ContigWork],
+    divided_for: int,
     log_level: str,
     assignment: Assignment,
 ) -> None:
     """
     Compute units of *works*, of which each may need what the one before has found.
+
+    Args:
+        rank, world_size, results_queue: As for ``gpu_worker``.
+        works: Kinds, whose units are made for *divided_for* workers.
+        log_level: What of its own log is kept.
+        assignment: What is known of earlier failures.
 
     Raises:
         SystemExit: The work failed; its code tells the class of the failure, the report tells the reason.
@@ -51,8 +58,11 @@ def contig_worker(
     layout = works[0].layout
     begin_logging(rank, layout.log_dir, results_queue, level=log_level, assignment=assignment)
     with failure_reported(rank, results_queue):
-        hold_worker_lock(layout.output_dir, rank)
-        units = ContigUnits(works, world_size)
+        if assignment.is_on_cluster:
+            take_part(layout.output_dir)
+        else:
+            hold_worker_lock(layout.output_dir, rank)
+        units = ContigUnits(works, divided_for)
         log.info("worker.started", units=len(units), pid=os.getpid())
         ContigWorker(units, results_queue, assignment, stop_on_sigterm()).do()
         log.info("worker.finished")

@@ -22,7 +22,7 @@ from virnucpro.store.parts import part_paths
 from virnucpro.store.results.forms import remove_results, result_of
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from collections.abc import Mapping, Sequence
 
     from virnucpro.data.sequence_index import SequenceIndex
     from virnucpro.pipeline.hosts.result_passes import ResultPasses
@@ -36,6 +36,10 @@ class Reasons(Protocol):
 
     def why_missing(self, position: int, block: int, outcomes: Sequence[Rank], /) -> tuple[str, int]:
         """Return the failure class, and how many processes tried."""
+        ...
+
+    def quarantined(self) -> Mapping[int, tuple[str, int]]:
+        """Return that of each sequence that is not computed, by index position."""
         ...
 
 

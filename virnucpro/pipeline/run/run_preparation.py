@@ -26,6 +26,7 @@ from virnucpro.data.packing import BlockPlan, make_plan, resolve_token_budget
 from virnucpro.data.sequence_dataset import warn_of_dna
 from virnucpro.data.sequence_index import SequenceIndex
 from virnucpro.errors import OutputError
+from virnucpro.pipeline.blocks.finished_blocks import BlockUnits
 from virnucpro.pipeline.hardware.device_claim import DeviceClaim
 from virnucpro.pipeline.plan.budget_probe import PROBE_WORKER, probe_devices
 from virnucpro.pipeline.run.run import (
@@ -50,12 +51,13 @@ from virnucpro.this_host import host_name
 
 if TYPE_CHECKING:
     import threading
-    from collections.abc import Callable, Sequence
+    from collections.abc import Callable, Mapping, Sequence
 
     from virnucpro.arrays import IntArray
     from virnucpro.config import RunLimits
     from virnucpro.pipeline.devices import Device
     from virnucpro.pipeline.plan.budget_probe import DeviceProbe
+    from virnucpro.pipeline.work.units import Why
     from virnucpro.pipeline.work.worker_process import WorkerFunction
     from virnucpro.telemetry.work_telemetry import WorkTelemetry
 
@@ -107,6 +109,14 @@ class PreparedRun:
     def compute_here(self, recovery: Recovery, stop: threading.Event) -> None:
         """Not done: a model is loaded in a process of its own."""
         raise NotImplementedError
+
+    def open_units(self) -> BlockUnits:
+        return BlockUnits(self.layout, self.plan(self.open_index()))
+
+    def more(self, quarantined: Mapping[int, Why], telemetry: WorkTelemetry) -> range:
+        """Return nothing: all blocks are known from the beginning."""
+        del quarantined, telemetry
+        return range(0)
 
     def facts(self) -> WorkFacts:
         """Return what telemetry shows of the run."""

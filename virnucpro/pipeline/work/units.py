@@ -81,17 +81,25 @@ class UnitBook:
     """
 
     def __init__(self, blocks: Sequence[int], tokens: IntArray) -> None:
-        self._tokens = tokens
-        self._blocks = np.asarray(blocks, dtype=np.int64)
-        self._through = np.cumsum(tokens[self._blocks])
+        self._blocks, self._through = np.empty(0, np.int64), np.empty(0, np.int64)
+        self.add(blocks, tokens)
         self._begun = 0
         """Blocks that were cut into units."""
         self._again: deque[Unit] = deque()
         self._out = 0
-        self.quarantined: dict[int, Why] = {}
+        self._quarantined: dict[int, Why] = {}
         """Index position -> reason."""
         self.given_up: dict[int, Why] = {}
         """Block -> reason."""
+
+    def add(self, blocks: Sequence[int], tokens: IntArray) -> None:
+        """Add blocks; *tokens*: int64, of each block of the plan so far."""
+        before = self._through[-1] if len(self._through) else 0
+        through = before + np.cumsum(tokens[np.asarray(blocks, np.int64)])
+        self._blocks, self._through = (
+            np.append(self._blocks, blocks).astype(np.int64),
+            np.append(self._through, through),
+        )
 
     @property
     def is_done(self) -> bool:
@@ -125,7 +133,7 @@ class UnitBook:
         if not record.is_proved and record.quarantined and not unit.losses:
             self._again.append(Unit(blocks=unit.blocks, losses=1))  # by another worker, perhaps
             return
-        self.quarantined |= {position: why for position, (_, why) in record.quarantined.items()}
+        self._quarantined |= {position: why for position, (_, why) in record.quarantined.items()}
         if record.left:
             why = record.rank.failure or FailureClass.DIED.value, record.rank.attempts
             known = unit.quarantined | record.quarantined
@@ -137,9 +145,13 @@ class UnitBook:
         losses = unit.losses + 1
         self._hand_out_again(unit.blocks, losses, (FailureClass.DIED.value, losses), unit.suspects, unit.quarantined)
 
+    def quarantined(self) -> dict[int, Why]:
+        """Return index position -> reason, of the sequences that are not computed."""
+        return self._quarantined
+
     def why_missing(self, position: int, block: int, _outcomes: Sequence[Rank]) -> Why:
         """Return failure class and attempts of a missing sequence."""
-        return self.quarantined.get(position) or self.given_up.get(block, ("unknown", 0))
+        return self._quarantined.get(position) or self.given_up.get(block, ("unknown", 0))
 
     def close(self, why: Why) -> None:
         """Give up what is not handed out: the other workers would fail alike."""

@@ -8,15 +8,15 @@ from contextlib import contextmanager
 
 import pytest
 
-from flows.clusters import cluster_embedding, engine
-from flows.clusters.cluster_embedding import OnCluster
+from flows.clusters import engine, on_cluster
 from flows.clusters.engine import Engine, UnitWorkers
+from flows.clusters.on_cluster import OnCluster
 from tests import fakes
 from tests.prepared_runs import prepared_run
 from virnucpro.choices import ResultForm
 from virnucpro.config import RunLimits
 from virnucpro.errors import ClusterLostError, ConfigurationError, HostCheckError
-from virnucpro.pipeline.blocks.finished_blocks import FinishedBlocks
+from virnucpro.pipeline.blocks.finished_blocks import BlockUnits
 from virnucpro.pipeline.work.units import MOST_LOSSES, UnitRecord
 from virnucpro.telemetry.ranks import Rank, durable_messages
 from virnucpro.telemetry.work_telemetry import WorkTelemetry
@@ -147,9 +147,9 @@ class Threads(Engine):
 
 @pytest.fixture(autouse=True)
 def _quick(monkeypatch):
-    monkeypatch.setattr(cluster_embedding, "LOOK_S", 0.01)
+    monkeypatch.setattr(on_cluster, "LOOK_S", 0.01)
     monkeypatch.setattr(engine, "_LOOK_S", 0.01)
-    monkeypatch.setattr(cluster_embedding, "get_run_logger", logging.getLogger)
+    monkeypatch.setattr(on_cluster, "get_run_logger", logging.getLogger)
     monkeypatch.setattr(engine, "get_run_logger", logging.getLogger)
 
 
@@ -164,9 +164,9 @@ def embed(run):
     """Embed the run on a cluster; return what has embedded it, and its telemetry."""
 
     def embedded(cluster):
-        on_cluster, telemetry = OnCluster(cluster), WorkTelemetry(run.facts())
-        on_cluster.compute(run, RunLimits(), telemetry, threading.Event())
-        return on_cluster, telemetry
+        executor, telemetry = OnCluster(cluster), WorkTelemetry(run.facts())
+        executor.compute(run, RunLimits(), telemetry, threading.Event())
+        return executor, telemetry
 
     return embedded
 
@@ -176,10 +176,10 @@ def embed(run):
 
 def test_every_block_is_computed_once_by_whoever_is_free(embed, run, caplog):
     cluster = Threads(slots=3)
-    on_cluster, telemetry = embed(cluster)
+    executor, telemetry = embed(cluster)
     assert sorted(cluster.workers.computed) == list(range(run.num_blocks))
-    assert [rank.rank for rank in on_cluster.outcomes()] == [0, 1, 2]
-    assert all(rank.state == "complete" for rank in on_cluster.outcomes())
+    assert [rank.rank for rank in executor.outcomes()] == [0, 1, 2]
+    assert all(rank.state == "complete" for rank in executor.outcomes())
     snapshot = telemetry.snapshot()
     assert (snapshot.rows, snapshot.tokens_left, len(snapshot.ranks)) == (120, 0, 3)
     assert not cluster.workers.is_stopped
@@ -188,7 +188,7 @@ def test_every_block_is_computed_once_by_whoever_is_free(embed, run, caplog):
 
 def test_what_is_durable_before_is_counted_and_not_handed_out(embed, run, monkeypatch):
     done = set(range(0, run.num_blocks, 2))
-    monkeypatch.setattr(cluster_embedding, "find_finished_blocks", lambda *_: FinishedBlocks(blocks=done))
+    monkeypatch.setattr(BlockUnits, "durable", lambda *_: done)
     cluster = Threads()
     _, telemetry = embed(cluster)
     assert sorted(cluster.workers.computed) == list(range(1, run.num_blocks, 2))
@@ -197,11 +197,11 @@ def test_what_is_durable_before_is_counted_and_not_handed_out(embed, run, monkey
 
 def test_where_all_is_durable_before_every_row_is_shown_and_no_worker_is_asked_for(embed, run, monkeypatch):
     done = set(range(run.num_blocks))
-    monkeypatch.setattr(cluster_embedding, "find_finished_blocks", lambda *_: FinishedBlocks(blocks=done))
+    monkeypatch.setattr(BlockUnits, "durable", lambda *_: done)
     cluster = Threads()
     monkeypatch.setattr(cluster, "unit_workers", lambda *_: pytest.fail("it asked for workers"))
-    on_cluster, telemetry = embed(cluster)
-    assert on_cluster.outcomes() == []
+    executor, telemetry = embed(cluster)
+    assert executor.outcomes() == []
     assert (telemetry.snapshot().rows, telemetry.snapshot().tokens_left) == (120, 0)
 
 
@@ -226,9 +226,9 @@ def test_a_block_that_takes_down_every_host_costs_itself_only(embed, run):
             raise RuntimeError("the node is gone")
 
     cluster = Threads(does=die_of_it)
-    on_cluster, _ = embed(cluster)
+    executor, _ = embed(cluster)
     assert sorted(cluster.workers.computed) == [block for block in range(run.num_blocks) if block != deadly]
-    why_missing = on_cluster.reasons().why_missing
+    why_missing = executor.reasons().why_missing
     assert why_missing(0, deadly, []) == ("died", MOST_LOSSES + 1)
     assert why_missing(0, 0, []) == ("unknown", 0)
 
@@ -238,9 +238,9 @@ def test_a_block_that_takes_down_every_host_costs_itself_only(embed, run):
 
 def test_the_units_of_a_host_that_is_refused_go_to_the_others(embed, run, caplog):
     cluster = Threads(does=lambda rank, *_: refused(rank) if rank == 0 else None)
-    on_cluster, _ = embed(cluster)
+    executor, _ = embed(cluster)
     assert sorted(cluster.workers.computed) == list(range(run.num_blocks))
-    first, other = on_cluster.outcomes()
+    first, other = executor.outcomes()
     assert (first.state, first.failure, first.reason) == ("failed", "configuration", str(REFUSED))
     assert other.state == "complete"
     assert f"worker 0 does not take part: {REFUSED}" in caplog.messages
@@ -263,10 +263,10 @@ def test_where_every_host_is_refused_the_run_ends_with_the_first_reason(embed):
 
 def test_where_every_device_fails_the_rest_is_given_up_with_its_reason(embed, run):
     cluster = Threads(does=lambda rank, unit, _: broken(rank, unit, "device_error"))
-    on_cluster, _ = embed(cluster)
+    executor, _ = embed(cluster)
     assert cluster.workers.computed == []
     assert len(cluster.workers.units) == 2
-    missing = {on_cluster.reasons().why_missing(0, block, []) for block in range(run.num_blocks)}
+    missing = {executor.reasons().why_missing(0, block, []) for block in range(run.num_blocks)}
     assert missing == {("device_error", 3)}
 
 
@@ -282,10 +282,10 @@ def test_a_failure_that_the_others_would_meet_as_well_ends_the_run(embed, run):
         return None
 
     cluster = Threads(does=full_disk)
-    on_cluster, _ = embed(cluster)
+    executor, _ = embed(cluster)
     first, other = cluster.workers.units
     assert cluster.workers.computed == other.blocks
-    reasons = on_cluster.reasons()
+    reasons = executor.reasons()
     given_up = set(range(run.num_blocks)).difference(other.blocks)
     assert given_up.issuperset(first.blocks)
     assert {reasons.why_missing(0, block, []) for block in given_up} == {("cannot_write", 3)}
@@ -311,7 +311,7 @@ def waits_in(caplog):
 
 @pytest.mark.parametrize("is_busy", [True, False])
 def test_a_run_that_gets_no_slot_says_once_that_it_waits(embed, monkeypatch, caplog, is_busy):
-    monkeypatch.setattr(cluster_embedding, "NOTICE_LOOKS", 5)
+    monkeypatch.setattr(on_cluster, "NOTICE_LOOKS", 5)
     cluster = Threads()
     looks, has_room = [], cluster.workers.has_room
     monkeypatch.setattr(cluster.workers, "has_room", lambda: (looks.append(1) or len(looks) > 20) and has_room())
@@ -322,7 +322,7 @@ def test_a_run_that_gets_no_slot_says_once_that_it_waits(embed, monkeypatch, cap
 
 
 def test_a_run_whose_first_units_take_long_does_not_say_that_nobody_computes(embed, monkeypatch, caplog):
-    monkeypatch.setattr(cluster_embedding, "NOTICE_LOOKS", 5)
+    monkeypatch.setattr(on_cluster, "NOTICE_LOOKS", 5)
     is_late = threading.Event()
     cluster = Threads(does=lambda *_: is_late.wait(30) and None)
     cluster.workers.say(
@@ -459,7 +459,7 @@ def test_gpus_are_probed_in_every_slot_before_a_run_is_planned(cluster, monkeypa
     def found(index, folder, model, slot, *, run_id):
         return [(index, folder, model, slot, run_id)]
 
-    monkeypatch.setattr(cluster_embedding, "probe_device_here", found)
+    monkeypatch.setattr(on_cluster, "probe_device_here", found)
     probe = OnCluster(cluster).probe("the run")
     assert probe("index", "out", "model") == [("index", "out", "model", slot, "the run") for slot in range(3)]
 

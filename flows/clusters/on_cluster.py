@@ -1,11 +1,11 @@
 """
-The embedding of a run on a cluster: the engine computes units of its blocks; the driver keeps the book of them.
+Work on a cluster, blocks or contigs: the engine computes units of it; the driver keeps the book of them.
 
 Whatever is lost with a worker or host is found undone, and given to another. The driver exports what all workers say.
 """
 
 import threading
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager, nullcontext, suppress
 from functools import partial
 from typing import Any
@@ -16,7 +16,6 @@ from flows.clusters.engine import Engine, UnitWorkers
 from flows.run.telemetry import log_level
 from virnucpro.config import RunLimits
 from virnucpro.errors import ClusterLostError, printable
-from virnucpro.pipeline.blocks.finished_blocks import find_finished_blocks
 from virnucpro.pipeline.executor import Executor
 from virnucpro.pipeline.failures import FailureClass
 from virnucpro.pipeline.hosts.result_passes import ResultPasses
@@ -25,6 +24,7 @@ from virnucpro.pipeline.plan.budget_probe import DeviceProbe
 from virnucpro.pipeline.run.run_completion import Reasons
 from virnucpro.pipeline.run.run_preparation import PreparedRun
 from virnucpro.pipeline.work.units import UnitBook, UnitRecord
+from virnucpro.pipeline.work.work import Units, Work
 from virnucpro.pipeline.work.worker_messages import apply_entry
 from virnucpro.store.results.forms import FORMS
 from virnucpro.telemetry.log_lines import log_sentence
@@ -40,13 +40,13 @@ NOTICE_LOOKS = 20
 
 
 class OnCluster(Executor):
-    """A task a unit of blocks, on whatever slots the cluster has at the time."""
+    """A task a unit, on whatever slots the cluster has at the time."""
 
     is_here = False
 
     def __init__(self, engine: Engine) -> None:
         self._engine = engine
-        self._book: UnitBook | None = None
+        self._reasons: Reasons | None = None
         self._ranks: dict[int, Rank] = {}
         self._problem: Exception | None = None
         """Why the first host was refused."""
@@ -60,27 +60,27 @@ class OnCluster(Executor):
 
         return probe
 
-    def compute(self, work: PreparedRun, limits: RunLimits, telemetry: WorkTelemetry, stop: threading.Event) -> None:
+    def compute(self, work: Work, limits: RunLimits, telemetry: WorkTelemetry, stop: threading.Event) -> None:
         """
-        Embed what is left of the run; when it is interrupted, workers stop at their next batch.
+        Compute what is left of the work, here where it is little; an interrupt stops workers at their next batch.
 
         Raises:
             HostCheckError: No host sees the input, the folder and the weights that the run has.
             ClusterLostError: The cluster's scheduler is gone.
         """
-        del stop  # in a flow, a run is interrupted by an error
-        plan = work.plan(work.open_index())
-        finished = find_finished_blocks(work.layout, plan).blocks
-        for message in durable_messages(finished, short={}):
-            telemetry.on_message(0, message)
+        if work.is_small:
+            self._reasons = recovery = work.recovery(limits, telemetry)
+            work.compute_here(recovery, stop)
+            return
+        units = work.open_units()
+        self._reasons = book = UnitBook([], units.sizes)
+        self._add(book, units, range(len(units.sizes)), telemetry)
         telemetry.rank(0).apply({"kind": "found"})
-        book = self._book = UnitBook([block for block in range(len(plan)) if block not in finished], plan.tokens)
-        get_run_logger().info("%s of %s blocks are to be computed", f"{len(plan) - len(finished):,}", f"{len(plan):,}")
-        if book.is_done:
+        if not self._goes_on(book, work, units, telemetry):
             return
         with self._engine.unit_workers(work, limits) as workers:
             try:
-                self._compute(book, workers, telemetry)
+                self._compute(book, work, units, workers, telemetry)
             except BaseException as error:
                 if not isinstance(error, ClusterLostError):
                     get_run_logger().warning("stopping: workers end at their next batch boundary")
@@ -89,20 +89,37 @@ class OnCluster(Executor):
                 raise
         self._hear(workers, telemetry)
 
+    def _add(self, book: UnitBook, units: Units, numbers: Sequence[int], telemetry: WorkTelemetry) -> None:
+        """Have those of some units computed that are not durable."""
+        durable = units.durable(numbers)
+        for message in durable_messages(durable, short={}):
+            telemetry.on_message(0, message)
+        left = [number for number in numbers if number not in durable]
+        get_run_logger().info("%s of %s blocks are to be computed", f"{len(left):,}", f"{len(numbers):,}")
+        book.add(left, units.sizes)
+
+    def _goes_on(self, book: UnitBook, work: Work, units: Units, telemetry: WorkTelemetry) -> bool:
+        """Whether something is left to compute, also of what follows once all else is done."""
+        while book.is_done and (more := work.more(book.quarantined(), telemetry)):
+            self._add(book, units, more, telemetry)
+        return not book.is_done
+
     def outcomes(self) -> list[Rank]:
         return [self._ranks[number] for number in sorted(self._ranks)]
 
     def reasons(self) -> Reasons:
-        assert self._book is not None
-        return self._book
+        assert self._reasons is not None
+        return self._reasons
 
     def result_passes(self, run: PreparedRun) -> AbstractContextManager[ResultPasses | None]:
         """See ``Executor.result_passes``: files of a sharded result are items of the engine."""
         return nullcontext(ResultPasses(run, self._engine.map) if FORMS[run.result_form].has_many_files else None)
 
-    def _compute(self, book: UnitBook, workers: UnitWorkers, telemetry: WorkTelemetry) -> None:
+    def _compute(
+        self, book: UnitBook, work: Work, units: Units, workers: UnitWorkers, telemetry: WorkTelemetry
+    ) -> None:
         looks_without = 0
-        while not book.is_done:
+        while self._goes_on(book, work, units, telemetry):
             with self._engine.asking():
                 while workers.has_room() and (unit := book.next(max(1, self._engine.slots))) is not None:
                     workers.submit(unit)
