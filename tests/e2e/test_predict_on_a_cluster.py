@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import random
 import subprocess
 import sys
 
 import pytest
 
 from tests.clusters import environment_of_commands
+from tests.strategies import write_fasta
 from tests.trainings import make_genomes
 
 pytestmark = [pytest.mark.slow, pytest.mark.long, pytest.mark.timeout(900)]
@@ -65,6 +67,20 @@ def test_an_identification_on_a_cluster_gives_the_files_of_one_on_threads(
     assert {"contigs.tsv", "viral.fasta"} <= predicted[cascade].keys()
     assert ("dna/embeddings.h5" in on_cluster) == (cascade == "off")
     assert on_cluster == predicted[cascade]
+
+
+@pytest.mark.parametrize("runner", ["dask", "ray"])
+def test_contigs_are_computed_by_the_workers_of_a_cluster(runner, environment, tmp_path):
+    chooser = random.Random(3)
+    lengths_nt = [int(chooser.lognormvariate(8, 1)) + 200 for _ in range(600)]
+    contigs = [(f"k{n}", "".join(chooser.choices("ACGT", k=nt))) for n, nt in enumerate(lengths_nt)]
+    fasta = str(write_fasta(tmp_path / "contigs.fasta", contigs))
+    alone = results(environment, tmp_path / "alone", "predict", fasta, "--workers", "2")
+    on_cluster = results(environment, tmp_path / "out", "predict", fasta, "--workers", "2", "--runner", runner)
+    assert on_cluster == alone
+    logs = sorted((tmp_path / "out" / "logs").glob("worker_*.log"))
+    assert len(logs) == 2
+    assert all("worker.finished" in log.read_text() for log in logs)
 
 
 def test_a_training_whose_embedding_is_on_a_cluster_gives_the_weights_of_one_on_threads(environment, tmp_path):
