@@ -45,7 +45,6 @@ from virnucpro.data.sequence_index import SequenceIndex
 from virnucpro.pipeline.hosts.unit_worker import UnitWorker
 from virnucpro.pipeline.shard_aggregator import aggregate_shards, validate_result
 from virnucpro.pipeline.work.units import Unit
-from virnucpro.pipeline.work.worker_messages import apply_entry
 from virnucpro.run_layout import RunLayout
 from virnucpro.store.parts import BlockRows, SealedBlocks, part_paths, write_part
 from virnucpro.telemetry.snapshot import WorkFacts
@@ -490,7 +489,7 @@ def messages(folder: Path) -> dict[str, float]:
     entries = [entry for rank in range(ranks) for entry in _messages(rank, range(rank * each, (rank + 1) * each))]
     with Clock() as clock:
         for entry in entries:
-            apply_entry(telemetry, entry)
+            telemetry.apply_entry(entry)
     return {"message_us": 1e6 * clock.cpu_s / len(entries)}
 
 

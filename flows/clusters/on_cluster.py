@@ -25,7 +25,6 @@ from virnucpro.pipeline.run.run_completion import Reasons
 from virnucpro.pipeline.run.run_preparation import PreparedRun
 from virnucpro.pipeline.work.units import UnitBook, UnitRecord
 from virnucpro.pipeline.work.work import Units, Work
-from virnucpro.pipeline.work.worker_messages import apply_entry
 from virnucpro.store.results.forms import FORMS
 from virnucpro.telemetry.log_lines import log_sentence
 from virnucpro.telemetry.ranks import Rank, durable_messages
@@ -166,7 +165,7 @@ class OnCluster(Executor):
         """Take in what workers say, and log their lines; return whether one has said anything."""
         entries = workers.messages()
         for entry in entries:
-            apply_entry(telemetry, entry)
+            telemetry.apply_entry(entry)
             message = entry.get("message", {})
             if message.get("kind") == "log":
                 host = telemetry.rank(int(entry["rank"])).host

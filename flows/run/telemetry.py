@@ -8,6 +8,7 @@ not hold up the run; a run that is over waits for the thread a few seconds at mo
 """
 
 import logging
+import os
 import threading
 import time
 from collections.abc import Iterator, MutableMapping
@@ -25,15 +26,14 @@ from prefect.logging.handlers import APILogHandler
 from prefect.runtime import deployment
 
 from flows.run.api import IS_QUIET, client_that_asks_once
-from flows.run.labels import labelled_run
 from virnucpro.errors import VirNucProError, printable
 from virnucpro.telemetry.log_lines import log_sentence
 from virnucpro.telemetry.metrics.options import MetricsOptions
 from virnucpro.telemetry.run_telemetry import RunTelemetry
 from virnucpro.telemetry.show import wording
 from virnucpro.telemetry.show.progress import PlainView
-from virnucpro.telemetry.show.tenths import Tenths
 from virnucpro.telemetry.snapshot import RankSnapshot, RankState, RunSnapshot, View, WorkSnapshot
+from virnucpro.telemetry.worker_logging import LABEL_VARIABLES
 
 LOOK_S = 1.0
 """Seconds between two looks at how the run is."""
@@ -227,3 +227,52 @@ def _without_our_tracebacks(record: logging.LogRecord) -> bool:
 def _to_record(_logger: object, _method: str, event: MutableMapping[str, Any]) -> tuple[tuple[str], dict[str, Any]]:
     fields = {name: value for name, value in event.items() if name not in {"event", "exc_info"}}
     return (log_sentence({"event": event["event"], "fields": fields}),), {"exc_info": event.get("exc_info")}
+
+
+@contextmanager
+def labelled_run() -> Iterator[None]:
+    """Set the labels of this flow run for the processes and metrics of the block."""
+    before = {variable: os.environ.get(variable) for variable in LABEL_VARIABLES.values()}
+    os.environ.update({LABEL_VARIABLES[label]: value for label, value in _labels().items()})
+    try:
+        yield
+    finally:
+        for variable, value in before.items():
+            if value is None:
+                os.environ.pop(variable, None)
+            else:
+                os.environ[variable] = value
+
+
+def _labels() -> dict[str, str]:
+    context = FlowRunContext.get()
+    if context is None or context.flow_run is None:
+        return {"flow_run": "", "deployment": ""}
+    run, flow = context.flow_run, context.flow
+    deployment = ""
+    if run.deployment_id is not None and flow is not None:
+        try:
+            with client_that_asks_once() as client:
+                deployment = f"{flow.name}/{client.read_deployment(run.deployment_id).name}"
+        except Exception as error:  # noqa: BLE001  the run is worth more than its label
+            get_run_logger().warning("metrics and logs do not name the deployment: %s", error or repr(error))
+    return {"flow_run": str(run.id), "deployment": deployment}
+
+
+LEAST_S = 5.0
+"""Seconds between two lines, at least, and before the first."""
+
+
+class Tenths:
+    """Says when the next line is due; the end of the work has a line of its own."""
+
+    def __init__(self) -> None:
+        self._said, self._said_s = 0, time.monotonic()
+
+    def due(self, share: float) -> int:
+        """Return the percent, a multiple of 10, that a line is due for at *share* of the work, 0 to 1; else 0."""
+        tenths, now_s = int(10 * share + 1e-9), time.monotonic()
+        if not self._said < tenths < 10 or now_s - self._said_s < LEAST_S:
+            return 0
+        self._said, self._said_s = tenths, now_s
+        return 10 * tenths

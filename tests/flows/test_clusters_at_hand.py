@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from flows.clusters.runners import runner_of, started
+from flows.clusters.hardware import runner_of, started
 from virnucpro.errors import ConfigurationError
 
 

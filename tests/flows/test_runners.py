@@ -7,9 +7,9 @@ from types import SimpleNamespace
 
 import pytest
 
-from flows.clusters import runners
+from flows.clusters import hardware
+from flows.clusters.hardware import Runner, check_runner_allowed, runner_of
 from flows.clusters.ray_engine import show_token
-from flows.clusters.runners import Runner, check_runner_allowed, runner_of
 from virnucpro.errors import ConfigurationError
 
 
@@ -19,18 +19,18 @@ def test_a_standing_cluster_without_gpus_computes_on_cpus_and_says_so(
     monkeypatch, caplog, engine, address, on_cpus, warns
 ):
     of_cpus = SimpleNamespace(slots=2, device_type="cpu")
-    monkeypatch.setattr(runners, f"{engine}_engine", lambda *_, **__: nullcontext(of_cpus))
-    monkeypatch.setattr(runners, "get_run_logger", logging.getLogger)
-    with runners.started(Runner(engine, address), workers=0, on_cpus=on_cpus) as found:
+    monkeypatch.setattr(hardware, f"{engine}_engine", lambda *_, **__: nullcontext(of_cpus))
+    monkeypatch.setattr(hardware, "get_run_logger", logging.getLogger)
+    with hardware.started(Runner(engine, address), workers=0, on_cpus=on_cpus) as found:
         assert found is of_cpus
     assert caplog.text.count("declares no GPU") == warns
 
 
 def test_a_cluster_without_a_worker_is_refused(monkeypatch):
-    monkeypatch.setattr(runners, "dask_engine", lambda *_, **__: nullcontext(SimpleNamespace(slots=0)))
+    monkeypatch.setattr(hardware, "dask_engine", lambda *_, **__: nullcontext(SimpleNamespace(slots=0)))
     with (
         pytest.raises(ConfigurationError, match="the cluster of dask has no worker"),
-        runners.started(Runner("dask", "h:1"), workers=0),
+        hardware.started(Runner("dask", "h:1"), workers=0),
     ):
         pytest.fail("it started")
 

@@ -8,8 +8,8 @@ from flows.run import metrics_by_default
 from flows.run.metrics_by_default import TARGETS, serve_by_default
 from tests.fakes import another_user
 from virnucpro.settings import Monitoring
-from virnucpro.telemetry.labels import LABEL_VARIABLES, known_labels, started_by
 from virnucpro.telemetry.metrics.options import metrics_options
+from virnucpro.telemetry.worker_logging import LABEL_VARIABLES, known_labels, started_by
 
 GATEWAY = "http://127.0.0.1:9091"
 

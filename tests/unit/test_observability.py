@@ -32,8 +32,8 @@ from virnucpro.allowed_roots import DATA_ROOTS
 from virnucpro.cli import command_line
 from virnucpro.knobs import settings_of
 from virnucpro.settings import Monitoring
-from virnucpro.telemetry.labels import LABEL_VARIABLES
 from virnucpro.telemetry.metrics.table import METRICS
+from virnucpro.telemetry.worker_logging import LABEL_VARIABLES
 from virnucpro.this_host import HOST_NAME_VARIABLE
 
 RULES = sorted((OBSERVABILITY / "rules").glob("*.yml"))

@@ -27,7 +27,6 @@ from virnucpro.pipeline.hosts.unit_worker import UnitWorker
 from virnucpro.pipeline.multi_gpu_inference import run_embedding
 from virnucpro.pipeline.run.run_completion import aggregate_run, validate_run
 from virnucpro.pipeline.work.units import Unit, UnitBook
-from virnucpro.pipeline.work.worker_messages import apply_entry
 from virnucpro.store.reader import read_embeddings
 from virnucpro.telemetry.snapshot import RankState
 from virnucpro.telemetry.work_telemetry import WorkTelemetry
@@ -76,7 +75,7 @@ def workplace(tmp_path):
 def hear(telemetry, worker):
     """Bring what a worker says to its driver, as an engine does."""
     for entry in json.loads(json.dumps(worker.messages())):
-        apply_entry(telemetry, entry)
+        telemetry.apply_entry(entry)
 
 
 def test_one_process_computes_unit_after_unit_and_its_driver_counts_every_row(workplace, monkeypatch):

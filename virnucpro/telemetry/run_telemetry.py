@@ -22,7 +22,6 @@ from prometheus_client import CollectorRegistry, generate_latest
 
 from virnucpro import durable
 from virnucpro.errors import OutputError, StoppedError
-from virnucpro.telemetry.labels import known_labels
 from virnucpro.telemetry.log_lines import log_sentence
 from virnucpro.telemetry.metrics.exposition import (
     METRICS_PATH,
@@ -41,6 +40,7 @@ from virnucpro.telemetry.show.status_file import StatusFile
 from virnucpro.telemetry.snapshot import GpuSample, RunSnapshot, StageSnapshot
 from virnucpro.telemetry.trace import merge_trace
 from virnucpro.telemetry.work_telemetry import WorkTelemetry
+from virnucpro.telemetry.worker_logging import known_labels
 from virnucpro.this_host import host_name
 
 if TYPE_CHECKING:

@@ -15,19 +15,21 @@ from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
+import structlog
 
 from virnucpro.telemetry.failure_report import failure_report
-from virnucpro.telemetry.labels import known_labels
 from virnucpro.telemetry.ranks import BATCH_BOUNDS_S, Rank, whole_blocks
-from virnucpro.telemetry.snapshot import BatchSeconds, RankSnapshot, RankState, WorkSnapshot
-from virnucpro.telemetry.worker_logging import log_end_of_process
+from virnucpro.telemetry.snapshot import BatchSeconds, GpuSample, RankSnapshot, RankState, WorkSnapshot
+from virnucpro.telemetry.worker_logging import known_labels, log_end_of_process
 from virnucpro.this_host import host_name, merged_processors, processors_differ
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping, Sequence
 
     from virnucpro.arrays import BoolArray, IntArray
-    from virnucpro.telemetry.snapshot import GpuSample, WorkFacts
+    from virnucpro.telemetry.snapshot import WorkFacts
+
+log = structlog.get_logger(__name__)
 
 _HAS_PROCESS = {RankState.LOADING, RankState.COMPUTING}
 
@@ -127,6 +129,32 @@ class WorkTelemetry:
         if len(found) > max(1, self._num_processors):
             self._on_failure(f"warning: {processors_differ(found)[0]}")
         self._num_processors = len(found)
+
+    def apply_entry(self, entry: Mapping[str, Any]) -> None:
+        """Take in what a worker on another host reports, as if its pipe ended here; nonsense costs a warning."""
+        try:
+            self._apply_entry(entry)
+        except (ValueError, LookupError, TypeError) as error:
+            log.warning("messages.not_understood", reason=f"{type(error).__name__}: {error}")
+
+    def _apply_entry(self, entry: Mapping[str, Any]) -> None:
+        number = int(entry["rank"])
+        rank = self.rank(number)
+        match entry:
+            case {"message": message}:
+                rank.apply(message)
+                self.on_message(number, message)
+            case {"assigned": _}:
+                rank.begin_attempt()
+            case {"ended": end}:
+                rank.state, rank.failure = end["state"], end["failure"]
+                rank.reason, rank.exit_code = end["reason"], end["exit_code"]
+                rank.end_attempt()
+                self.ended(number, bool(end["starts_again"]), dict(end["quarantined"]))
+            case {"used": used, "gpus": gpus}:
+                self.sampled(number, used, tuple(GpuSample(**sample) for sample in gpus))
+            case _:
+                raise LookupError("an entry of no known kind")
 
     def ended(self, rank: int, starts_again: bool, quarantined: Mapping[int, str]) -> None:
         """

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import time
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
@@ -13,7 +14,6 @@ from virnucpro.choices import Keep, WrittenGenes
 from virnucpro.config import fingerprint
 from virnucpro.data.frames import chunks_per_contig
 from virnucpro.errors import ExitCode, WorkersFailedError
-from virnucpro.pipeline.prediction.multiqc import key_of, write_multiqc
 from virnucpro.pipeline.prediction.sample import sample_notes
 from virnucpro.pipeline.prediction.settings import EVERY_CONTIG
 from virnucpro.pipeline.run.run import remove_files, remove_run, remove_unpacked
@@ -137,7 +137,7 @@ def close_prediction(
         if stage in stages
         for name, sha256 in stages[stage].files.items()
     }
-    write_multiqc(layout, manifest.counts)
+    _write_multiqc(layout, manifest.counts)
     manifest.files[layout.multiqc.name] = durable.sha256_of(layout.multiqc)
     if layout.failed_sequences.exists():
         manifest.files[layout.failed_sequences.name] = durable.sha256_of(layout.failed_sequences)
@@ -247,7 +247,7 @@ def _notes_of_cascade(run: PredictionRun) -> list[str]:
 
 def _prove_counts(counts: Mapping[str, int]) -> None:
     """Assert that every contig has its call, and that every frame has its score or is counted as missing."""
-    calls = sum(counts.get(key_of(call), 0) for call in Call)
+    calls = sum(counts.get(_key_of(call), 0) for call in Call)
     assert calls == counts["contigs"], f"{calls} calls of {counts['contigs']} contigs"
     scored, missing = counts["scored_frames"], counts["missing_frames"]
     assert scored + missing == counts["frames"], f"{scored} scores and {missing} missing of {counts['frames']} frames"
@@ -276,3 +276,35 @@ def _list_failed(run: PredictionRun) -> None:
                     for line in lines:
                         name, _, rest = line.partition("\t")
                         file.write(f"{name}\t{stage}: {rest}".encode())
+
+
+_COLOURS = {
+    Call.VIRUS: "#c84e00",
+    Call.NOT_VIRUS: "#1f6fa8",
+    Call.UNDECIDED: "#8b94a1",
+    Call.TOO_SHORT: "#c3cad5",
+    Call.NO_OPEN_FRAME: "#dfe4ea",
+}
+
+
+def _write_multiqc(layout: PredictionLayout, counts: Mapping[str, int]) -> None:
+    """
+    Write the number of sequences of each call, for MultiQC, which finds ``*_mqc.json`` in any folder.
+
+    The sample is named as the run's folder is.
+    """
+    content = {
+        "id": "virnucpro",
+        "section_name": "VirNucPro",
+        "description": "Calls of contigs or reads: which are viral. Each sample is the output folder of a run.",
+        "plot_type": "bargraph",
+        "pconfig": {"id": "virnucpro_calls", "title": "VirNucPro: calls", "ylab": "Number of sequences"},
+        "categories": {_key_of(call): {"name": call.capitalize(), "color": _COLOURS[call]} for call in Call},
+        "data": {layout.output_dir.resolve().name: {_key_of(call): counts.get(_key_of(call), 0) for call in Call}},
+    }
+    durable.write_bytes(layout.multiqc, f"{json.dumps(content, indent=1)}\n".encode())
+
+
+def _key_of(call: Call) -> str:
+    """Return the name of the count of a call in ``run.json``."""
+    return call.replace(" ", "_")

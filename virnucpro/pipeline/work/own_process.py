@@ -13,8 +13,7 @@ import structlog
 from virnucpro.pipeline.devices import CPU_TOKEN, VISIBLE_VARIABLE, Device
 from virnucpro.pipeline.failures import FailureClass, classify_error, exit_code_of
 from virnucpro.pipeline.work.worker_process import error_sentence
-from virnucpro.telemetry.labels import known_labels
-from virnucpro.telemetry.worker_logging import setup_worker_logging
+from virnucpro.telemetry.worker_logging import known_labels, setup_worker_logging
 from virnucpro.this_host import host_name
 
 if TYPE_CHECKING:

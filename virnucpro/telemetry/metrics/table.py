@@ -16,8 +16,8 @@ from typing import TYPE_CHECKING, TypeVar
 from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, HistogramMetricFamily
 from prometheus_client.registry import Collector
 
-from virnucpro.telemetry.labels import LABEL_VARIABLES, started_by
 from virnucpro.telemetry.snapshot import CONTIGS, SEQUENCES
+from virnucpro.telemetry.worker_logging import LABEL_VARIABLES, started_by
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Iterator, Mapping

@@ -6,7 +6,6 @@ import pytest
 from structlog.testing import capture_logs
 
 from tests.unit.test_work_telemetry import two_ranks
-from virnucpro.pipeline.work.worker_messages import apply_entry
 from virnucpro.telemetry.snapshot import GpuSample, RankState
 
 FAILED = {
@@ -20,7 +19,7 @@ FAILED = {
 
 
 def say(telemetry, rank, **entry):
-    apply_entry(telemetry, {"rank": rank, **entry})
+    telemetry.apply_entry({"rank": rank, **entry})
 
 
 def begin(telemetry, rank):
@@ -82,6 +81,6 @@ def test_what_a_host_has_sampled_is_shown_while_its_process_runs(tmp_path):
 def test_an_entry_that_makes_no_sense_costs_a_warning(tmp_path, entry):
     telemetry = two_ranks(folder=tmp_path)
     with capture_logs() as logs:
-        apply_entry(telemetry, entry)
+        telemetry.apply_entry(entry)
     assert [line["event"] for line in logs] == ["messages.not_understood"]
     assert len(telemetry.snapshot().ranks) == 2
