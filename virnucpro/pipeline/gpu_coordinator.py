@@ -11,7 +11,6 @@ import multiprocessing
 import queue
 import threading
 import time
-from contextlib import nullcontext
 from typing import TYPE_CHECKING, Any, Self
 
 import structlog
@@ -19,49 +18,21 @@ import structlog
 from virnucpro.config import RunLimits
 from virnucpro.errors import ConfigurationError
 from virnucpro.pipeline.devices import devices_for_ranks
-from virnucpro.pipeline.failures import FailureClass, OomKills
-from virnucpro.pipeline.work.rank_runner import run_worker
+from virnucpro.pipeline.work.rank_runner import RetryPolicy, run_worker
 from virnucpro.pipeline.work.worker_process import importable_name
 from virnucpro.telemetry.ranks import Rank
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Sequence
-    from contextlib import AbstractContextManager
     from multiprocessing.context import SpawnProcess
     from pathlib import Path
 
     from virnucpro.pipeline.devices import Device
-    from virnucpro.pipeline.work.rank_runner import MessageHandler, RetryPolicy
+    from virnucpro.pipeline.work.rank_runner import MessageHandler
     from virnucpro.pipeline.work.worker_process import WorkerFunction, WorkerProcess
 
 
 log = structlog.get_logger(__name__)
-
-
-class CountedAttempts:
-    """Up to ``limits.attempts`` processes for each rank, while a retry may help."""
-
-    def __init__(self, ranks: Sequence[Rank], limits: RunLimits) -> None:
-        self.ranks = ranks
-        self.limits = limits
-        self.oom_kills = OomKills()
-
-    def worker_args(self, rank: int, args: tuple[Any, ...], *, task: str = "") -> tuple[Any, ...]:  # noqa: ARG002
-        return args
-
-    def turn(self, rank: int, stop: threading.Event) -> AbstractContextManager[None]:  # noqa: ARG002
-        return nullcontext()
-
-    def on_message(self, rank: int, message: dict[str, Any]) -> None:
-        """Learn nothing."""
-
-    def next_blocks(self, rank: int) -> list[dict[str, Any]]:  # noqa: ARG002
-        """Return nothing: workers compute the stride of their rank."""
-        return []
-
-    def another_attempt(self, outcome: Rank) -> bool:
-        failure = FailureClass(outcome.failure or FailureClass.DIED)
-        return outcome.state == "failed" and failure.is_worth_a_retry and outcome.attempts < self.limits.attempts
 
 
 class GPUProcessCoordinator:
@@ -118,7 +89,7 @@ class GPUProcessCoordinator:
         self.workers: dict[int, SpawnProcess] = {}
         self.results_queue: queue.SimpleQueue[dict[str, Any]] = queue.SimpleQueue()
         ranks = [Rank(rank=rank, device=device.label) for rank, device in enumerate(self.devices)]
-        self._policy: RetryPolicy = CountedAttempts(ranks, self.limits) if policy is None else policy
+        self._policy = RetryPolicy(ranks, self.limits) if policy is None else policy
         self.outcomes = {rank.rank: rank for rank in self._policy.ranks}
         self._on_message = on_message
         self._stop = threading.Event() if stop is None else stop

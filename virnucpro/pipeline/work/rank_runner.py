@@ -9,10 +9,11 @@ from __future__ import annotations
 
 import signal
 import time
+from contextlib import nullcontext
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Protocol
+from typing import TYPE_CHECKING, Any
 
-from virnucpro.pipeline.failures import FailureClass, classify_exit
+from virnucpro.pipeline.failures import FailureClass, OomKills, classify_exit
 from virnucpro.pipeline.work.worker_process import WorkerProcess
 
 if TYPE_CHECKING:
@@ -22,7 +23,6 @@ if TYPE_CHECKING:
 
     from virnucpro.config import RunLimits
     from virnucpro.pipeline.devices import Device
-    from virnucpro.pipeline.failures import OomKills
     from virnucpro.pipeline.work.worker_process import WorkerFunction
     from virnucpro.telemetry.ranks import Rank
 
@@ -35,34 +35,41 @@ WAITING_POLL_S = 0.05
 """The same, while the process waits for blocks that another may give back."""
 
 
-class RetryPolicy(Protocol):
-    """What decides about the processes of workers; its methods are called from the threads of the workers."""
+class RetryPolicy:
+    """
+    Up to ``limits.attempts`` processes for each worker, while a retry may help; ``Recovery`` knows more.
 
-    ranks: Sequence[Rank]
-    """The records of the workers."""
-    limits: RunLimits
-    oom_kills: OomKills
-    """The kernel's count of processes that it killed for lack of memory."""
+    Methods are called from the threads of the workers.
 
-    def worker_args(self, rank: int, args: tuple[Any, ...], *, task: str = "") -> tuple[Any, ...]:
+    Args:
+        ranks: The records of the workers.
+        limits: Attempts and time limits.
+        oom_kills: The kernel's count of processes that it killed for lack of memory; by default of our control group.
+    """
+
+    def __init__(self, ranks: Sequence[Rank], limits: RunLimits, oom_kills: OomKills | None = None) -> None:
+        self.ranks, self.limits = ranks, limits
+        self.oom_kills = OomKills() if oom_kills is None else oom_kills
+
+    def worker_args(self, rank: int, args: tuple[Any, ...], *, task: str = "") -> tuple[Any, ...]:  # noqa: ARG002
         """Return what the next process of *rank* gets for *args*; *task*: the orchestrator's name of what starts it."""
-        ...
+        return args
 
-    def turn(self, rank: int, stop: Event) -> AbstractContextManager[None]:
+    def turn(self, rank: int, stop: Event) -> AbstractContextManager[None]:  # noqa: ARG002
         """Wait until *rank* may have a process; it ends with the context."""
-        ...
+        return nullcontext()
 
     def on_message(self, rank: int, message: dict[str, Any]) -> None:
         """Take in a message, which was applied to its rank before."""
-        ...
 
-    def next_blocks(self, rank: int) -> list[dict[str, Any]]:
+    def next_blocks(self, rank: int) -> list[dict[str, Any]]:  # noqa: ARG002
         """Return the answer to a process of *rank* that asks for blocks; none while it has to wait."""
-        ...
+        return []
 
-    def another_attempt(self, outcome: Rank) -> bool:
+    def another_attempt(self, rank: Rank) -> bool:
         """Learn from a process that has ended; whether another one is to be started for its rank."""
-        ...
+        failure = FailureClass(rank.failure or FailureClass.DIED)
+        return rank.state == "failed" and failure.is_worth_a_retry and rank.attempts < self.limits.attempts
 
 
 def run_worker(

@@ -33,9 +33,10 @@ from typing import TYPE_CHECKING, Any, Protocol
 
 import structlog
 
-from virnucpro.pipeline.failures import FailureClass, OomKills
+from virnucpro.pipeline.failures import FailureClass
 from virnucpro.pipeline.work.block_pool import MOST_AT_ONCE, BlockPool
 from virnucpro.pipeline.work.handed_blocks import SINGLY, Assignment, HandedUnit
+from virnucpro.pipeline.work.rank_runner import RetryPolicy
 from virnucpro.settings import MAX_STARTS
 from virnucpro.telemetry.ranks import claimed_messages, whole_blocks
 
@@ -43,6 +44,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Mapping, Sequence
 
     from virnucpro.config import RunLimits
+    from virnucpro.pipeline.failures import OomKills
     from virnucpro.telemetry.ranks import Rank
 
 log = structlog.get_logger(__name__)
@@ -101,7 +103,7 @@ class _Unobserved:
     assigned = on_message = ended = staticmethod(lambda *_: None)
 
 
-class Recovery:
+class Recovery(RetryPolicy):
     """
     Decides what each process computes, and whether a rank is tried again; safe from any thread.
 
@@ -126,9 +128,7 @@ class Recovery:
         pool: BlockPool | None = None,
         more: Callable[[], int] = lambda: 0,
     ) -> None:
-        self.ranks = ranks
-        self.limits = limits
-        self.oom_kills = OomKills() if oom_kills is None else oom_kills
+        super().__init__(ranks, limits, oom_kills)
         self._observer = _Unobserved() if observer is None else observer
         self._run_id = run_id
         self._pool = BlockPool(num_blocks, ranks) if pool is None else pool
@@ -144,7 +144,7 @@ class Recovery:
         self._most_running = len(ranks)
 
     def worker_args(self, rank: int, args: tuple[Any, ...], *, task: str = "") -> tuple[Any, ...]:
-        """Return the arguments of the process that *rank* has its turn for: *args* and its assignment."""
+        """Return *args* and the assignment of the process that *rank* has its turn for."""
         with self._changed:
             record = self._records[rank]
             record.has_started = record.is_running = True
