@@ -48,7 +48,7 @@ def test_prometheus_sees_the_workers_of_all_hosts_at_the_driver_and_a_killed_one
         run = stack.enter_context(slow.on(environment, layout.output_dir, *options))
         wait_until(lambda: hosts("virnucpro_worker_resident_memory_bytes").keys() == workers.keys(), seconds=120)
         wait_until(lambda: hosts("virnucpro_worker_tokens_left").keys() >= workers.keys(), seconds=60)
-        assert list(prometheus.vector("up").values()) == [1], "one target a run"
+        assert list(prometheus.vector('up{job="virnucpro"}').values()) == [1], "one target a run"
         wait_until(lambda: rows_done(layout), seconds=120)
         below = [child for one in workers.values() for child in psutil.Process(one.pid).children(recursive=True)]
         servers = [child for child in below if "uvicorn" in " ".join(child.cmdline())]
