@@ -69,7 +69,7 @@ def embed(
         sequences: How the sequences of the input are read, and what happens to odd ones.
         result: What becomes of the result, also of one that is not whole.
         cache: Where weights and rows of earlier runs are found and kept.
-        limits: How long the run may take, and how often it tries again.
+        limits: How long the run may take, and how often workers are retried.
         monitoring: Where metrics go, how much is logged, and the timeline.
     """
     settings = EmbeddingSettings(**fields)

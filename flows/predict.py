@@ -64,7 +64,7 @@ def predict(
         cascade: Which contigs are embedded: auto (what the classifier needs), off (all), or LOW,HIGH.
         models: Other models than those that the classifier was trained with; seldom what you want.
         cache: Where weights and rows of earlier runs are found and kept.
-        limits: How long the run may take, and how often it tries again.
+        limits: How long the run may take, and how often workers are retried.
         monitoring: Where metrics go, how much is logged, and the timeline.
     """
 
@@ -131,7 +131,7 @@ def _final_state(result: PredictionResult) -> State[Any]:
         missing = [
             f"{number:,} of {total:,} {what}"
             for number, total, what in (
-                (counts.get(QUARANTINED, 0), counts["contigs"], f"{result.sequences} left out"),
+                (counts.get(QUARANTINED, 0), counts["contigs"], f"{result.sequences} quarantined"),
                 (counts["missing_frames"], counts["frames"], "open frames without a score"),
             )
             if number

@@ -49,7 +49,7 @@ def train(
         result: What becomes of the classifier, and of an earlier one in the folder.
         hardware: Which devices compute, with how many processes, in which precision.
         cache: Where weights and rows of earlier runs are found and kept.
-        limits: How long the run may take, and how often it tries again.
+        limits: How long the run may take, and how often workers are retried.
         monitoring: Where metrics go, how much is logged, and the timeline.
     """
     asked: Training = fields["training"]

@@ -75,7 +75,7 @@ class OnCluster(Executor):
         self._reasons = book = UnitBook([], units.sizes)
         self._add(book, units, range(len(units.sizes)), telemetry)
         telemetry.rank(0).apply({"kind": "found"})
-        if not self._goes_on(book, work, units, telemetry):
+        if not self._has_more(book, work, units, telemetry):
             return
         with self._engine.unit_workers(work, limits) as workers:
             try:
@@ -86,7 +86,7 @@ class OnCluster(Executor):
                     with suppress(Exception):  # Ctrl-C ends a cluster on this machine as well
                         workers.stop()
                 raise
-        self._hear(workers, telemetry)
+        self._apply_messages(workers, telemetry)
 
     def _add(self, book: UnitBook, units: Units, numbers: Sequence[int], telemetry: WorkTelemetry) -> None:
         """Have those of some units computed that are not durable."""
@@ -97,7 +97,7 @@ class OnCluster(Executor):
         get_run_logger().info("%s of %s blocks are to be computed", f"{len(left):,}", f"{len(numbers):,}")
         book.add(left, units.sizes)
 
-    def _goes_on(self, book: UnitBook, work: Work, units: Units, telemetry: WorkTelemetry) -> bool:
+    def _has_more(self, book: UnitBook, work: Work, units: Units, telemetry: WorkTelemetry) -> bool:
         """Whether something is left to compute, also of what follows once all else is done."""
         while book.is_done and (more := work.more(book.quarantined(), telemetry)):
             self._add(book, units, more, telemetry)
@@ -118,7 +118,7 @@ class OnCluster(Executor):
         self, book: UnitBook, work: Work, units: Units, workers: UnitWorkers, telemetry: WorkTelemetry
     ) -> None:
         looks_without = 0
-        while self._goes_on(book, work, units, telemetry):
+        while self._has_more(book, work, units, telemetry):
             with self._engine.asking():
                 while workers.has_room() and (unit := book.next(max(1, self._engine.slots))) is not None:
                     workers.submit(unit)
@@ -132,10 +132,10 @@ class OnCluster(Executor):
                 else:
                     book.take(unit, record)
                     self._take(book, record)
-            is_heard = self._hear(workers, telemetry)
+            has_messages = self._apply_messages(workers, telemetry)
             if are_refused:
                 self._refuse(book)
-            looks_without = -1 if looks_without < 0 or is_heard or ended else looks_without + 1
+            looks_without = -1 if looks_without < 0 or has_messages or ended else looks_without + 1
             if looks_without == NOTICE_LOOKS:
                 get_run_logger().warning(
                     "waiting for a slot of the cluster: no worker of this run computes yet (other runs have all slots, "
@@ -161,8 +161,8 @@ class OnCluster(Executor):
         lost = [rank for rank in self._ranks.values() if rank.failure is not None]
         book.close((lost[0].failure or "", lost[0].attempts) if lost else (FailureClass.DIED.value, 0))
 
-    def _hear(self, workers: UnitWorkers, telemetry: WorkTelemetry) -> bool:
-        """Take in what workers say, and log their lines; return whether one has said anything."""
+    def _apply_messages(self, workers: UnitWorkers, telemetry: WorkTelemetry) -> bool:
+        """Apply the messages of workers, and log their lines; return whether there were any."""
         entries = workers.messages()
         for entry in entries:
             telemetry.apply_entry(entry)

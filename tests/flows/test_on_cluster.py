@@ -205,7 +205,7 @@ def test_where_all_is_durable_before_every_row_is_shown_and_no_worker_is_asked_f
     assert (telemetry.snapshot().rows, telemetry.snapshot().tokens_left) == (120, 0)
 
 
-def test_a_unit_that_is_lost_is_handed_out_again(embed, run, caplog):
+def test_a_unit_that_is_lost_is_assigned_again(embed, run, caplog):
     def lose_the_first(_rank, _unit, number):
         if number == 0:
             raise RuntimeError("the node is gone\nand more about it")

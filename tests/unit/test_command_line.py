@@ -89,7 +89,7 @@ def test_a_summary_says_what_to_do_next(finished, examples_dir):
     again = ("predict", examples_dir / "contigs.fasta", "-o", out)
     assert run(*again).out.endswith("next:   open the report in a browser\n")
     assert run(*again, "--keep", "tables").out.endswith(
-        f"next:   go on with the viral contigs, {out / 'viral.fasta'}\n"
+        f"next:   continue with the viral contigs, {out / 'viral.fasta'}\n"
     )
 
 

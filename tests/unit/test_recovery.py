@@ -19,7 +19,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from virnucpro.config import RunLimits
-from virnucpro.pipeline.work.handed_blocks import SINGLY
+from virnucpro.pipeline.work.assignment import SINGLY
 from virnucpro.pipeline.work.recovery import Recovery
 from virnucpro.settings import MAX_STARTS
 from virnucpro.telemetry.ranks import Rank, done_messages

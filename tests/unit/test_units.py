@@ -151,7 +151,7 @@ def test_a_unit_that_is_lost_again_is_halved_and_given_up_in_the_end():
     assert book.given_up == dict.fromkeys([5, 6], ("died", MOST_LOSSES + 1))
 
 
-def test_what_a_worker_could_not_compute_is_handed_out_with_what_is_known_of_it():
+def test_what_a_worker_could_not_compute_is_assigned_again_with_what_is_known_of_it():
     book = book_of(range(64))
     unit = book.next(1)
     assert unit.blocks == list(range(8))

@@ -95,7 +95,7 @@ def evaluate(
         list[str] | None,
         typer.Option(
             metavar="NAME",
-            help="Column of --scores with the scores, the higher the more viral; likewise.",
+            help="Column of --scores with the scores, the higher the more viral; once, or once a table.",
             show_default="score",
         ),
     ] = None,
@@ -259,7 +259,7 @@ def _print(document: Mapping[str, Any], without: Sequence[Sequence[str]], layout
         if overall["precision"]:
             print(f"  precision at the threshold: {_interval(overall['precision'])}{where}")
         if where:
-            print(f"  average precision and F1: likewise{where}")
+            print(f"  average precision and F1: the same{where}")
         if table["auroc_above_first"]:
             print(f"  AUROC above the first table's: {_interval(table['auroc_above_first'])}")
         for note in table["notes"]:

@@ -120,4 +120,4 @@ def _next_step(result: PredictionResult) -> str:
         return "start the same command again to compute what is missing"
     if result.report_path is not None:
         return "open the report in a browser"
-    return f"go on with the viral contigs, {printable(str(PredictionLayout(result.output_dir).viral_fasta))}"
+    return f"continue with the viral contigs, {printable(str(PredictionLayout(result.output_dir).viral_fasta))}"

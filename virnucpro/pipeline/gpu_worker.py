@@ -29,7 +29,7 @@ from virnucpro.pipeline.blocks.block_work import BlockWork
 from virnucpro.pipeline.devices import CPU_TOKEN, VISIBLE_VARIABLE, processor_of
 from virnucpro.pipeline.hardware.device_errors import failure_of
 from virnucpro.pipeline.work import own_process
-from virnucpro.pipeline.work.handed_blocks import Assignment, HandedUnit
+from virnucpro.pipeline.work.assignment import AssignedUnit, Assignment
 from virnucpro.run_layout import RunLayout
 from virnucpro.store.locks.worker_lock import hold_worker_lock, take_part
 
@@ -79,7 +79,7 @@ def gpu_worker(
         device = own_device(model_config)
         index = SequenceIndex.open(Path(index_path))
         plan = make_plan(index, model_config, device_type=device.type)
-        assignment = assignment or Assignment(first=HandedUnit(blocks=plan.rank_blocks(rank, world_size)))
+        assignment = assignment or Assignment(first=AssignedUnit(blocks=plan.rank_blocks(rank, world_size)))
         if model_config.settings.monitoring.profile:
             device_label, attempt = own_process.own_label(), assignment.attempt
             process: dict[str, int | str] = {"rank": rank, "device": device_label, "attempt": attempt}

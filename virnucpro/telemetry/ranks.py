@@ -353,7 +353,7 @@ def durable_messages(
 
 
 def done_messages(blocks: Iterable[int]) -> Iterator[dict[str, Any]]:
-    """Yield messages that nothing is left to do for blocks that the parent hands out."""
+    """Yield messages that nothing is left to do for blocks that the parent assigns."""
     yield from _messages("done", blocks)
 
 

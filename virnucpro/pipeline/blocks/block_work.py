@@ -27,7 +27,7 @@ from virnucpro.pipeline.async_inference import AsyncInferenceRunner
 from virnucpro.pipeline.blocks.block_writer import BlockCache, BlockWriter
 from virnucpro.pipeline.blocks.finished_blocks import find_finished_blocks, seal_shard
 from virnucpro.pipeline.devices import processor_of
-from virnucpro.pipeline.work.handed_blocks import HandedBlocks, HandedUnit
+from virnucpro.pipeline.work.assignment import AssignedBlocks, AssignedUnit
 from virnucpro.telemetry.ranks import durable_messages
 
 if TYPE_CHECKING:
@@ -42,7 +42,7 @@ if TYPE_CHECKING:
     from virnucpro.data.packing import BlockPlan
     from virnucpro.data.sequence_index import SequenceIndex
     from virnucpro.pipeline.async_inference import InferenceResult, PackedEncoder
-    from virnucpro.pipeline.work.handed_blocks import Assignment
+    from virnucpro.pipeline.work.assignment import Assignment
     from virnucpro.pipeline.work.worker_process import ReportPipe
     from virnucpro.run_layout import RunLayout
     from virnucpro.store.parts import BlockRows
@@ -64,8 +64,8 @@ class BlockWork:
     stop: threading.Event
     load_model: Callable[[], tuple[PackedEncoder, Tokenizer]]
     """Called once, when there is something to compute."""
-    _units: HandedBlocks = field(init=False)
-    _unit: HandedUnit = field(init=False)
+    _units: AssignedBlocks = field(init=False)
+    _unit: AssignedUnit = field(init=False)
     _left: set[int] = field(default_factory=set)
     """Blocks of our units that are to be computed, and have not been."""
     _suspects: list[int] = field(default_factory=list)
@@ -82,7 +82,7 @@ class BlockWork:
     _compute_s: float = 0.0
 
     def __post_init__(self) -> None:
-        self._units = HandedBlocks(self.assignment, self.reports, self.stop, self._step)
+        self._units = AssignedBlocks(self.assignment, self.reports, self.stop, self._step)
         self._unit = self.assignment.first
 
     def do(self, rank: int, device: torch.device) -> int:
@@ -120,7 +120,7 @@ class BlockWork:
 
     # --- what is to be computed; on a GPU this runs in the loader's thread ---
 
-    def _blocks_to_compute(self, units: Iterable[HandedUnit], cache: BlockCache) -> Iterator[int]:
+    def _blocks_to_compute(self, units: Iterable[AssignedUnit], cache: BlockCache) -> Iterator[int]:
         """Yield the blocks of *units* to compute; suspects are kept for later."""
         for unit in units:
             self._unit = unit
@@ -133,7 +133,7 @@ class BlockWork:
             if self.stop.is_set():
                 return
 
-    def _sorted_out(self, unit: HandedUnit, cache: BlockCache) -> list[int]:
+    def _sorted_out(self, unit: AssignedUnit, cache: BlockCache) -> list[int]:
         """Return the blocks of *unit* that are neither finished, nor in the cache, nor quarantined as a whole."""
         blocks = unit.blocks
         finished = set() if unit.is_fresh else self._finished(blocks)

@@ -2,7 +2,7 @@
 Work on contigs as executors have it: units that workers compute, in processes, or here where there is little to do.
 
 The kinds of one ``ContigRun`` follow each other in the same processes: as soon as all units of one are durable, its
-files are joined, and the units of the next are handed out.
+files are joined, and the units of the next are assigned.
 """
 
 from __future__ import annotations

@@ -1,5 +1,5 @@
 """
-The worker of contigs: it computes the units that its parent hands out, in a process of its own, or in the parent's.
+The worker of contigs: it computes the units that its parent assigns, in a process of its own, or in the parent's.
 
 Everything it needs is in its arguments, and what it has reported is on disk. Where a unit has ended processes, it is
 divided: parts that were begun and not finished come last, and are divided again, until a contig is alone.
@@ -17,7 +17,7 @@ import structlog
 from virnucpro import durable
 from virnucpro.errors import StoppedError
 from virnucpro.pipeline.prediction.contig_work import ContigUnits, divided
-from virnucpro.pipeline.work.handed_blocks import HandedBlocks
+from virnucpro.pipeline.work.assignment import AssignedBlocks
 from virnucpro.pipeline.work.own_process import begin_logging, failure_reported, stop_on_sigterm
 from virnucpro.store.locks.worker_lock import hold_worker_lock, take_part
 from virnucpro.telemetry.ranks import durable_messages
@@ -28,7 +28,7 @@ if TYPE_CHECKING:
     from pathlib import Path
 
     from virnucpro.pipeline.prediction.contig_work import ContigWork
-    from virnucpro.pipeline.work.handed_blocks import Assignment, HandedUnit
+    from virnucpro.pipeline.work.assignment import AssignedUnit, Assignment
     from virnucpro.pipeline.work.worker_process import ReportPipe
 
 log = structlog.get_logger(__name__)
@@ -70,31 +70,31 @@ def contig_worker(
 
 
 class ContigWorker:
-    """Computes the units that *parent* hands out, until there are none."""
+    """Computes the units that *parent* assigns, until there are none."""
 
     def __init__(self, units: ContigUnits, parent: ReportPipe, assignment: Assignment, stop: threading.Event) -> None:
         self._units, self._parent, self._stop = units, parent, stop
-        self._handed = HandedBlocks(assignment, parent, stop, self._step)
+        self._assigned = AssignedBlocks(assignment, parent, stop, self._step)
         self._loaded: dict[Callable[..., Any], Any] = {}
         """Kinds that load alike share it."""
         self._resumed = 0
 
     def do(self) -> None:
         """Raises StoppedError: *stop* was set."""
-        while (handed := self._handed.wait()) is not None:
-            for number in handed.blocks:
-                self._go_on()
-                if handed.to_check:
+        while (unit := self._assigned.wait()) is not None:
+            for number in unit.blocks:
+                self._raise_if_stopped()
+                if unit.to_check:
                     self._look_for(number)
                 else:
-                    self._compute(number, handed)
-            if handed.to_check:
+                    self._compute(number, unit)
+            if unit.to_check:
                 self._parent.put({"kind": "found"})
                 self._parent.put({"kind": "resumed", "sequences": self._resumed})
-        if not self._handed.all_done():
+        if not self._assigned.all_done():
             raise StoppedError(signal.SIGTERM)
 
-    def _go_on(self) -> None:
+    def _raise_if_stopped(self) -> None:
         if self._stop.is_set():
             raise StoppedError(signal.SIGTERM)
 
@@ -105,14 +105,14 @@ class ContigWorker:
             self._resumed += self._units.count(work, contigs)
             self._report(number)
 
-    def _compute(self, number: int, handed: HandedUnit) -> None:
+    def _compute(self, number: int, unit: AssignedUnit) -> None:
         work, contigs = self._units[number]
-        if not handed.computes_singly(number) and not handed.quarantined.intersection(contigs):
+        if not unit.computes_singly(number) and not unit.quarantined.intersection(contigs):
             written = self._compute_part(number, contigs)
             self._report(number, written_bytes=written)
             return
         log.info("unit.divided", work=work.name, contigs=[contigs.start, contigs.stop])
-        self._compute_parts(number, contigs, handed.quarantined)
+        self._compute_parts(number, contigs, unit.quarantined)
         missing = len(work.missing(contigs, self._units.work_nt(work), work.names()))
         self._report(number, missing=missing)
 
@@ -126,12 +126,12 @@ class ContigWorker:
             if _mark(work, part).exists():
                 begun.append(part)
             elif not work.is_durable(part, units.lengths_nt):
-                self._go_on()
+                self._raise_if_stopped()
                 durable.write_bytes(_mark(work, part), b"")
                 self._compute_part(number, part)
         for part in begun:
             if not work.is_durable(part, units.lengths_nt):
-                self._go_on()
+                self._raise_if_stopped()
                 if units.only(work, part) is None:
                     self._compute_parts(number, part, quarantined)
                 else:
@@ -162,7 +162,7 @@ class ContigWorker:
         short = {number: self._units.count(work, contigs) - missing} if missing else {}
         for message in durable_messages(whole, short=short, written_bytes=written_bytes):
             self._parent.put(message)
-        self._handed.mark_durable([number])
+        self._assigned.mark_durable([number])
 
     def _step(self) -> None:
         self._parent.put({"kind": "step"})

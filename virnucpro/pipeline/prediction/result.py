@@ -225,7 +225,7 @@ def _notes(counts: Mapping[str, int], sequences: str, *, chunk_nt: int, min_nt: 
         "by_sequence": "without an open frame {were} scored by composition alone",
         "escaped_ids": "whose id begins like a control line of tracks: its first character is written as %XX there",
         "missing_frames": "{were} not embedded (listed in failed_sequences.tsv)",
-        QUARANTINED: "{were} left out: each ended the processes that computed it (listed in failed_sequences.tsv)",
+        QUARANTINED: "{were} quarantined: each ended the processes that computed it (listed in failed_sequences.tsv)",
     }
     notes = []
     for name, sentence in sentences.items():

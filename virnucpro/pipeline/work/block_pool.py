@@ -12,7 +12,7 @@ from collections import deque
 from itertools import islice
 from typing import TYPE_CHECKING
 
-from virnucpro.pipeline.work.handed_blocks import HandedUnit
+from virnucpro.pipeline.work.assignment import AssignedUnit
 from virnucpro.telemetry.ranks import ITEMS_IN_A_MESSAGE, runs_of
 
 if TYPE_CHECKING:
@@ -22,7 +22,7 @@ if TYPE_CHECKING:
 
 MOST_AT_ONCE = 8
 """Blocks given at once."""
-BLOCKS_OF_A_GRANT = 32
+UNSTARTED_PER_ASSIGNED = 32
 """Unstarted blocks of a rank for each that is given at once: few near the end, so that ranks finish together."""
 TAIL = 2
 """Unstarted blocks a rank from which on no process gets one before it has finished the one before."""
@@ -107,7 +107,7 @@ class BlockPool:
                 self._is_done[block] = True
                 self._given[rank].discard(block)
 
-    def take_back(self, rank: int) -> None:
+    def requeue(self, rank: int) -> None:
         """Note that the process of *rank* has ended, and another one is to follow."""
         self._unstarted[rank].extendleft(sorted(self._taken(rank), reverse=True))
 
@@ -144,7 +144,7 @@ class BlockPool:
         idle: bool,
         may_take: bool,
         most: int = MOST_AT_ONCE,
-    ) -> HandedUnit | None:
+    ) -> AssignedUnit | None:
         """
         Return what the process of *rank* does next; None: it has to wait, or to ask again once it is idle.
 
@@ -168,13 +168,13 @@ class BlockPool:
             return None
         if may_take and (unchecked := self._unchecked(rank)):
             self._checking[rank] = set(unchecked)
-            return HandedUnit(blocks=unchecked, to_check=True)
+            return AssignedUnit(blocks=unchecked, to_check=True)
         for block in for_it:
             for source in (self._unstarted[rank], *(source for source, _ in sources)):
                 if block in source and self._is_checked[block] and not self._is_done[block]:
                     source.remove(block)
                     return self._give(rank, [block], {block: suspects[block]})
-        return HandedUnit(is_end=True) if self.is_done else None
+        return AssignedUnit(is_end=True) if self.is_done else None
 
     def _unchecked(self, rank: int) -> list[int]:
         """Return blocks that wait without a process of their rank, and whose files are to be looked for first."""
@@ -205,7 +205,7 @@ class BlockPool:
 
     def _pop(self, source: deque[int], suspects: Collection[int], most: int, *, from_end: bool = False) -> list[int]:
         """Take a few blocks that are checked and not suspect from *source*."""
-        wanted = max(1, min(most, len(source) // BLOCKS_OF_A_GRANT))
+        wanted = max(1, min(most, len(source) // UNSTARTED_PER_ASSIGNED))
         found: list[int] = []
         put_back: list[int] = []
         while source and len(found) < wanted:
@@ -216,14 +216,14 @@ class BlockPool:
         (source.extend if from_end else source.extendleft)(reversed(put_back))
         return sorted(found)
 
-    def _give(self, rank: int, blocks: list[int], suspects: Mapping[int, int] | None = None) -> HandedUnit:
+    def _give(self, rank: int, blocks: list[int], suspects: Mapping[int, int] | None = None) -> AssignedUnit:
         self._given[rank].update(blocks)
         for checking in self._checking.values():
             checking.difference_update(blocks)
         for block in blocks:
             if self.rank_of(block) != rank:
                 self._moved[block] = rank
-        return HandedUnit(blocks=blocks, is_fresh=True, suspects=suspects or {})
+        return AssignedUnit(blocks=blocks, is_fresh=True, suspects=suspects or {})
 
     def _taken(self, rank: int) -> set[int]:
         """Return what the ended process of *rank* was given and has not finished; its files are to be checked."""

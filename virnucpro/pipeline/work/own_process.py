@@ -20,7 +20,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
     from pathlib import Path
 
-    from virnucpro.pipeline.work.handed_blocks import Assignment
+    from virnucpro.pipeline.work.assignment import Assignment
     from virnucpro.pipeline.work.worker_process import ReportPipe
 
 log = structlog.get_logger(__name__)

@@ -34,8 +34,8 @@ from typing import TYPE_CHECKING, Any, Protocol
 import structlog
 
 from virnucpro.pipeline.failures import FailureClass
+from virnucpro.pipeline.work.assignment import SINGLY, AssignedUnit, Assignment
 from virnucpro.pipeline.work.block_pool import MOST_AT_ONCE, BlockPool
-from virnucpro.pipeline.work.handed_blocks import SINGLY, Assignment, HandedUnit
 from virnucpro.pipeline.work.rank_runner import RetryPolicy
 from virnucpro.settings import MAX_STARTS
 from virnucpro.telemetry.ranks import claimed_messages, whole_blocks
@@ -105,14 +105,14 @@ class _Unobserved:
 
 class Recovery(RetryPolicy):
     """
-    Decides what each process computes, and whether a rank is tried again; safe from any thread.
+    Decides what each process computes, and whether a rank is restarted; safe from any thread.
 
     Args:
         ranks: The records of the ranks that run here.
         num_blocks: Of the plan.
         limits: How many fruitless processes in a row a rank may have.
         oom_kills: The kernel's count; by default that of our own control group.
-        pool: Hands out the blocks; by default all of the plan, each rank's stride first.
+        pool: Assigns the blocks; by default all of the plan, each rank's stride first.
         more: Called each time that everything is done; returns how many blocks follow, which need what was done.
     """
 
@@ -152,8 +152,8 @@ class Recovery(RetryPolicy):
             blocks = self._pool.begin(rank)
             self._observer.assigned(rank, blocks)
             assignment = Assignment(
-                first=HandedUnit(blocks=blocks, to_check=True, quarantined=frozenset(self._quarantined())),
-                is_handed_out=True,
+                first=AssignedUnit(blocks=blocks, to_check=True, quarantined=frozenset(self._quarantined())),
+                asks_parent=True,
                 is_on_cluster=self._pool.is_on_cluster,
                 run_id=self._run_id,
                 attempt=record.attempts + 1,
@@ -225,9 +225,9 @@ class Recovery(RetryPolicy):
             outcome = outcomes[self._pool.rank_of(block)]
             return outcome.failure or "unknown", outcome.attempts
 
-    # --- handing out; the lock is held ---
+    # --- assigning; the lock is held ---
 
-    def _next_unit(self, rank: int, *, idle: bool) -> HandedUnit | None:
+    def _next_unit(self, rank: int, *, idle: bool) -> AssignedUnit | None:
         suspects, healthy = self._suspects(), self._healthy()
         for_it = [block for block in sorted(suspects, key=suspects.__getitem__) if rank in self._next_to_try(block)]
         may_take = rank in healthy or not healthy
@@ -258,7 +258,7 @@ class Recovery(RetryPolicy):
         untried = self._at_hand() - {death.rank for death in on_it}
         return untried & self._healthy() or untried or set(self._records)
 
-    def _with_failures(self, rank: int, unit: HandedUnit) -> HandedUnit:
+    def _with_failures(self, rank: int, unit: AssignedUnit) -> AssignedUnit:
         """Return *unit* with what is known of failures in its blocks, which *rank* now has, unless it checks them."""
         blocks = set(unit.blocks)
         for message in () if unit.to_check else claimed_messages(blocks):
@@ -334,7 +334,7 @@ class Recovery(RetryPolicy):
             self._most_running = max(1, min(self._most_running, self._running + 1) - 1)
         starts_again = failure.is_worth_a_retry and rank.fruitless < self.limits.attempts and rank.attempts < MAX_STARTS
         if starts_again:
-            self._pool.take_back(rank.rank)
+            self._pool.requeue(rank.rank)
         else:
             self._lose(rank.rank, failure)
         self._pool.reopen(block for block, _ in rank.attempt.revoked_failures.values())

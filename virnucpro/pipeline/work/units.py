@@ -1,7 +1,7 @@
 """
 Units: the pieces of a run that tasks of a cluster compute one by one, and the driver's book of them.
 
-The book knows blocks, not engines. A unit that comes back unfinished, or is lost with its host, is handed out again:
+The book knows blocks, not engines. A unit that comes back unfinished, or is lost with its host, is assigned again:
 what was durable by then is found on disk by the worker that computes it next.
 """
 
@@ -103,7 +103,7 @@ class UnitBook:
 
     @property
     def is_done(self) -> bool:
-        """Whether nothing is left to hand out, and nothing is handed out."""
+        """Whether nothing is left to assign, and nothing is assigned."""
         return not self._out and not self.has_more
 
     @property
@@ -111,7 +111,7 @@ class UnitBook:
         return bool(self._again) or self._begun < len(self._blocks)
 
     def next(self, devices: int) -> Unit | None:
-        """Cut the next unit for one of so many *devices*, smaller towards the end; None where all are handed out."""
+        """Cut the next unit for one of so many *devices*, smaller towards the end; None where all are assigned."""
         if not self.has_more:
             return None
         self._out += 1
@@ -137,13 +137,13 @@ class UnitBook:
         if record.left:
             why = record.rank.failure or FailureClass.DIED.value, record.rank.attempts
             known = unit.quarantined | record.quarantined
-            self._hand_out_again(record.left, unit.losses + 1, why, record.suspects, known)
+            self._requeue(record.left, unit.losses + 1, why, record.suspects, known)
 
     def lost(self, unit: Unit) -> None:
         """Take in that a unit was lost with its worker or host."""
         self._out -= 1
         losses = unit.losses + 1
-        self._hand_out_again(unit.blocks, losses, (FailureClass.DIED.value, losses), unit.suspects, unit.quarantined)
+        self._requeue(unit.blocks, losses, (FailureClass.DIED.value, losses), unit.suspects, unit.quarantined)
 
     def quarantined(self) -> dict[int, Why]:
         """Return index position -> reason, of the sequences that are not computed."""
@@ -154,13 +154,13 @@ class UnitBook:
         return self._quarantined.get(position) or self.given_up.get(block, ("unknown", 0))
 
     def close(self, why: Why) -> None:
-        """Give up what is not handed out: the other workers would fail alike."""
+        """Give up what is not assigned: the other workers would fail alike."""
         rest = [*self._blocks[self._begun :].tolist(), *(block for unit in self._again for block in unit.blocks)]
         self.given_up |= dict.fromkeys(rest, why)
         self._begun = len(self._blocks)
         self._again.clear()
 
-    def _hand_out_again(
+    def _requeue(
         self,
         blocks: Sequence[int],
         losses: int,

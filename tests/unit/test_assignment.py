@@ -6,11 +6,11 @@ import threading
 
 from tests import fakes
 from virnucpro.pipeline.devices import CPU
-from virnucpro.pipeline.work.handed_blocks import Assignment, HandedBlocks, HandedUnit
+from virnucpro.pipeline.work.assignment import AssignedBlocks, AssignedUnit, Assignment
 from virnucpro.pipeline.work.worker_process import WorkerProcess
 
 FIRST = Assignment(
-    first=HandedUnit(blocks=range(0, 8, 2), to_check=True, quarantined=frozenset({5})), is_handed_out=True
+    first=AssignedUnit(blocks=range(0, 8, 2), to_check=True, quarantined=frozenset({5})), asks_parent=True
 )
 
 
@@ -34,7 +34,7 @@ def compute(*runs, **more):
 
 def test_the_stride_is_checked_first_and_then_each_unit_is_asked_for_before_the_one_before_is_computed():
     pipe, stop = Pipe(compute([0, 2, 2]), compute([4, 4, 1]), {"answer": "nothing"}), threading.Event()
-    handed = HandedBlocks(FIRST, pipe, stop)
+    handed = AssignedBlocks(FIRST, pipe, stop)
     first = handed.wait()
     assert (list(first.blocks), first.to_check, first.quarantined) == ([0, 2, 4, 6], True, {5})
     units = handed.iter_now()
@@ -49,7 +49,7 @@ def test_the_stride_is_checked_first_and_then_each_unit_is_asked_for_before_the_
 
 def test_a_process_with_nothing_left_says_so_and_ends_when_everything_is_done():
     pipe, stop = Pipe({"answer": "end"}), threading.Event()
-    handed = HandedBlocks(FIRST, pipe, stop)
+    handed = AssignedBlocks(FIRST, pipe, stop)
     handed.wait()
     handed.mark_durable([0, 2])
     assert handed.wait() is None
@@ -63,7 +63,7 @@ def test_a_suspect_comes_with_what_is_known_of_it_and_nothing_is_asked_for_meanw
         Pipe({"quarantined": [7, 8]}, compute([6, 6, 1], suspects=[[6, 2]], lone_suspects=[9])),
         threading.Event(),
     )
-    handed = HandedBlocks(FIRST, pipe, stop)
+    handed = AssignedBlocks(FIRST, pipe, stop)
     handed.wait()
     unit = handed.wait()
     assert (list(unit.blocks), unit.suspects, unit.lone_suspects) == ([6], {6: 2}, {9})
@@ -80,7 +80,7 @@ def test_the_stop_event_ends_the_waiting():
         if len(waited) == 3:
             stop.set()
 
-    handed = HandedBlocks(FIRST, Pipe(), stop, on_wait)
+    handed = AssignedBlocks(FIRST, Pipe(), stop, on_wait)
     handed.wait()
     assert handed.wait() is None
     assert len(waited) == 3

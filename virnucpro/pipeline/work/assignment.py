@@ -1,7 +1,7 @@
 """
 The blocks that a process is given, and how it asks its parent for more: a few a request, before they are needed.
 
-A worker of a parent that hands out none is given its blocks once.
+A worker of a parent that assigns none is given its blocks once.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ ANSWER_POLL_S = 0.2
 
 
 @dataclass(frozen=True, kw_only=True)
-class HandedUnit:
+class AssignedUnit:
     """Blocks that a process is given at once, and what is known of failures in them."""
 
     blocks: Sequence[int] = ()
@@ -34,7 +34,7 @@ class HandedUnit:
     is_fresh: bool = False
     """Whether their files were looked for before; otherwise some may be durable."""
     to_check: bool = False
-    """Whether to look for their files only: what is not done is handed out afterwards."""
+    """Whether to look for their files only: what is not done is assigned afterwards."""
     is_end: bool = False
     """Whether everything is done."""
     suspects: Mapping[int, int] = field(default_factory=dict)
@@ -71,9 +71,9 @@ class HandedUnit:
 class Assignment:
     """What a process has when it starts."""
 
-    first: HandedUnit
-    """Its blocks; where blocks are handed out, those whose files it checks first."""
-    is_handed_out: bool = False
+    first: AssignedUnit
+    """Its blocks; where blocks are assigned, those whose files it checks first."""
+    asks_parent: bool = False
     """Whether it asks its parent for the blocks that it computes."""
     is_on_cluster: bool = False
     """Whether the run's driver is another process than its parent: then it holds no lock, and seals no shard."""
@@ -87,7 +87,7 @@ class Assignment:
     """Whether a process failed before: then each block is made durable at once."""
 
 
-class HandedBlocks:
+class AssignedBlocks:
     """
     What one process is given, and how it asks for more.
 
@@ -99,15 +99,15 @@ class HandedBlocks:
     def __init__(
         self, assignment: Assignment, reports: ReportPipe, stop: Event, on_wait: Callable[[], None] = lambda: None
     ) -> None:
-        self._first: HandedUnit | None = assignment.first
-        self._is_handed_out = assignment.is_handed_out
+        self._first: AssignedUnit | None = assignment.first
+        self._asks_parent = assignment.asks_parent
         self._reports = reports
         self._stop = stop
         self._on_wait = on_wait
-        self._has_asked, self._is_over = False, not assignment.is_handed_out
-        self._own: set[int] = set() if assignment.is_handed_out else set(assignment.first.blocks)
+        self._has_asked, self._is_over = False, not assignment.asks_parent
+        self._own: set[int] = set() if assignment.asks_parent else set(assignment.first.blocks)
 
-    def wait(self) -> HandedUnit | None:
+    def wait(self) -> AssignedUnit | None:
         """Return blocks as soon as there are some, or None once everything is done; the caller has nothing left."""
         if self._first is not None:
             first, self._first = self._first, None
@@ -120,7 +120,7 @@ class HandedBlocks:
                 return unit
         return None
 
-    def iter_now(self) -> Iterator[HandedUnit]:
+    def iter_now(self) -> Iterator[AssignedUnit]:
         """Yield blocks as long as the parent has some at once; the next are asked for before these are computed."""
         while not self._is_over:
             self._ask(idle=False)
@@ -129,12 +129,12 @@ class HandedBlocks:
             yield unit
 
     def all_done(self) -> bool:
-        """Whether the parent has nothing left to hand out."""
+        """Whether the parent has nothing left to assign."""
         return self._is_over
 
     def mark_durable(self, blocks: Iterable[int]) -> None:
         """Mark blocks as durable, or as having nothing to compute."""
-        if self._is_handed_out:
+        if self._asks_parent:
             done = list(blocks)
             self._own.update(done)
             for message in done_messages(done):
@@ -149,7 +149,7 @@ class HandedBlocks:
             self._has_asked = True
             self._reports.put({"kind": "wants", "idle": idle})
 
-    def _answer(self) -> HandedUnit | None:
+    def _answer(self) -> AssignedUnit | None:
         """Return what the parent gives for the request that is open; None for nothing."""
         quarantined: set[int] = set()
         while (answer := self._received()) is not None:
@@ -166,7 +166,7 @@ class HandedBlocks:
             self._on_wait()
         return None
 
-    def _unit(self, answer: dict[str, Any], quarantined: frozenset[int]) -> HandedUnit | None:
+    def _unit(self, answer: dict[str, Any], quarantined: frozenset[int]) -> AssignedUnit | None:
         kind = answer["answer"]
         if kind in {"nothing", "end"}:
             self._is_over = kind == "end"
@@ -174,7 +174,7 @@ class HandedBlocks:
         suspects = {int(block): int(deaths) for block, deaths in answer.get("suspects", ())}
         if kind == "compute" and not suspects:
             self._ask(idle=False)
-        return HandedUnit(
+        return AssignedUnit(
             blocks=whole_blocks(answer).tolist(),
             is_fresh=kind == "compute",
             to_check=kind == "check",
