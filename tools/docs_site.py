@@ -28,6 +28,7 @@ FURTHER_PAGES = (
     "examples/README.md",
     "packaging/README.md",
     "tests/faults/README.md",
+    "virnucpro/pipeline/README.md",
     *sorted(str(path.relative_to(REPOSITORY)) for path in REPOSITORY.glob("deployments/**/*.md")),
     *sorted(str(path.relative_to(REPOSITORY)) for path in REPOSITORY.glob("virnucpro/models/weights/*/*.md")),
 )
