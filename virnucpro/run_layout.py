@@ -58,6 +58,11 @@ class FolderLayout:
     worker_locks_dir = _At("work/workers")
     """One file for each worker process, locked while it lives."""
 
+    def fixed(self) -> list[Path]:
+        """Return every file and folder whose name depends on nothing, whether it exists or not."""
+        places = {name for kind in type(self).__mro__ for name, one in vars(kind).items() if isinstance(one, _At)}
+        return [getattr(self, name) for name in sorted(places)]
+
     def worker_locks(self) -> list[Path]:
         """Return the existing lock files of workers."""
         return [path for path in self.worker_locks_dir.glob("*.lock") if WORKER_LOCK_NAME.fullmatch(path.name)]

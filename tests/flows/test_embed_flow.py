@@ -25,6 +25,7 @@ from prefect.testing.utilities import prefect_test_harness
 from flows.embed import embed, run_from_command_line
 from flows.predict import predict
 from flows.run import interrupts, telemetry
+from flows.run import telemetry as flow_telemetry
 from flows.run.outcome import ended
 from flows.run.telemetry import LoggedTenths, ProgressArtifacts
 from flows.train import train
@@ -40,7 +41,6 @@ from virnucpro.errors import BadInputError, UnknownModelError, WorkersFailedErro
 from virnucpro.pipeline.run.verification import verify_run
 from virnucpro.report.prediction.artifacts import markdown_text
 from virnucpro.store.reader import read_embeddings
-from virnucpro.telemetry.show import tenths
 from virnucpro.telemetry.snapshot import RankState
 
 
@@ -479,7 +479,7 @@ def log_progress(lefts):
 
 @pytest.mark.slow
 def test_the_flows_log_has_one_line_for_each_tenth(monkeypatch):
-    monkeypatch.setattr(tenths, "LEAST_S", 0.0)
+    monkeypatch.setattr(flow_telemetry, "LEAST_S", 0.0)
     log_progress([99_000, 90_000, 85_000, 80_000, 41_000, 10_000, 0])
     lines = [text for level, text, task in logs_of_runs() if " % " in text or " %, " in text]
     assert [line.partition(", 5,000 tokens/s, ")[0] for line in lines[-4:]] == [

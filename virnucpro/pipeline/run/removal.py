@@ -7,7 +7,6 @@ again since, it is left as it is. A classifier that was trained is never removed
 
 from __future__ import annotations
 
-import inspect
 import os
 import shutil
 from datetime import UTC, datetime
@@ -87,10 +86,7 @@ def _checked(output_dir: Path, ended_before: datetime) -> FolderLayout:
 
 def _others(layout: RunLayout | PredictionLayout) -> list[Path]:
     """Return what in a folder is no file or folder of a run."""
-    named = [
-        getattr(layout, name) for name, _ in inspect.getmembers(type(layout), lambda one: isinstance(one, property))
-    ]
-    known = {path.relative_to(layout.output_dir).parts[0] for path in named}
+    known = {path.relative_to(layout.output_dir).parts[0] for path in layout.fixed()}
     known |= {layout.lock.with_suffix(".lease").name}
     if isinstance(layout, RunLayout):
         for form in FORMS.values():
