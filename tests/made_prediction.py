@@ -1,5 +1,5 @@
 """
-The final files of an identification, made by hand: what a report is written from, without a run.
+The final files of a prediction, made by hand: what a report is written from, without a run.
 
 Lengths, chunks, frames and scores are drawn as a metagenome has them; a contig of a bacterium holds a prophage.
 """

@@ -75,7 +75,7 @@ def hash_prediction(
 
 
 def predict(inputs, out: Path, config: PredictionConfig, *, workers: int = 1, **arguments):
-    """Run the identification."""
+    """Run the prediction."""
     return run_prediction(inputs, out, config, [CPU] * workers, write_report=write_report, workers=workers, **arguments)
 
 

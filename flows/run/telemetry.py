@@ -39,6 +39,8 @@ LOOK_S = 1.0
 """Seconds between two looks at how the run is."""
 INTERVAL_S = 15.0
 """Seconds between two updates of an artifact, at least: each is an event, and a row in the server's database."""
+LINE_INTERVAL_S = 5.0
+"""Seconds between two lines of a log about progress, at least, and before the first."""
 PATIENCE_S = 5.0
 """Seconds that a run waits at its end for its last updates."""
 
@@ -259,10 +261,6 @@ def _labels() -> dict[str, str]:
     return {"flow_run": str(run.id), "deployment": deployment}
 
 
-LEAST_S = 5.0
-"""Seconds between two lines, at least, and before the first."""
-
-
 class Tenths:
     """Says when the next line is due; the end of the work has a line of its own."""
 
@@ -272,7 +270,7 @@ class Tenths:
     def due(self, share: float) -> int:
         """Return the percent, a multiple of 10, that a line is due for at *share* of the work, 0 to 1; else 0."""
         tenths, now_s = int(10 * share + 1e-9), time.monotonic()
-        if not self._said < tenths < 10 or now_s - self._said_s < LEAST_S:
+        if not self._said < tenths < 10 or now_s - self._said_s < LINE_INTERVAL_S:
             return 0
         self._said, self._said_s = tenths, now_s
         return 10 * tenths

@@ -1,4 +1,4 @@
-"""Memory of an identification does not follow its input: as in ``test_bounded_memory``, in the parent alone."""
+"""Memory of a prediction does not follow its input: as in ``test_bounded_memory``, in the parent alone."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Identification and training with their embedding on a cluster: the files of a run on threads, byte for byte."""
+"""Prediction and training with their embedding on a cluster: the files of a run on threads, byte for byte."""
 
 from __future__ import annotations
 
@@ -49,7 +49,7 @@ def contigs(examples_dir, tmp_path_factory):
 
 @pytest.fixture(scope="module")
 def predicted(contigs, environment, tmp_path_factory):
-    """Return the files of an identification on threads, without and with embedding."""
+    """Return the files of a prediction on threads, without and with embedding."""
     folder = tmp_path_factory.mktemp("threads")
     return {
         cascade: results(environment, folder / cascade, "predict", str(contigs), "--workers", "2", "--cascade", cascade)
@@ -59,7 +59,7 @@ def predicted(contigs, environment, tmp_path_factory):
 
 @pytest.mark.parametrize("runner", ["dask", "ray"])
 @pytest.mark.parametrize("cascade", ["auto", "off"])
-def test_an_identification_on_a_cluster_gives_the_files_of_one_on_threads(
+def test_a_prediction_on_a_cluster_gives_the_files_of_one_on_threads(
     runner, cascade, contigs, predicted, environment, tmp_path
 ):
     options = ("--workers", "2", "--runner", runner, "--cascade", cascade)

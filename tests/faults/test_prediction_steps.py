@@ -1,4 +1,4 @@
-"""Kills and refused writes at the steps of an identification: no half table, and the next start gives the same."""
+"""Kills and refused writes at the steps of a prediction: no half table, and the next start gives the same."""
 
 from __future__ import annotations
 

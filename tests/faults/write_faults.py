@@ -98,7 +98,7 @@ class ShardedTrial(Trial):
 
 
 class PredictionTrial(Trial):
-    """A small identification: three contigs, all its tables."""
+    """A small prediction: three contigs, all its tables."""
 
     def __init__(self, folder: Path) -> None:
         self.folder = folder

@@ -3,17 +3,14 @@
 from __future__ import annotations
 
 import logging
-import time
-from concurrent.futures import FIRST_COMPLETED, ThreadPoolExecutor, wait
 from contextlib import contextmanager
 
 import pytest
 
 from flows.clusters import engine, on_cluster
-from flows.clusters.engine import UnitWorkers
 from flows.clusters.on_cluster import OnCluster
 from tests.contig_runs import RUN_ID, compute, works_in
-from tests.flows.test_on_cluster import Threads
+from tests.flows.test_on_cluster import Threads, Workers
 from tests.strategies import edit_manifest
 from tests.unit.test_composition import POISON
 from virnucpro import durable
@@ -28,40 +25,18 @@ from virnucpro.telemetry.run_telemetry import RunTelemetry
 POISONED = "tests.unit.test_composition:worker_with_poison"
 
 
-class Hosts(UnitWorkers):
+class Hosts(Workers):
     """A unit worker a slot, each called from a thread."""
 
     def __init__(self, run, limits, number, worker_fn):
         self.all = [UnitWorker(run, rank, limits, worker_fn=worker_fn) for rank in range(number)]
-        self.units, self._free, self._computing = [], list(self.all), {}
-        self._pool = ThreadPoolExecutor(number)
+        super().__init__(number, lambda rank, unit, _: self.all[rank].compute(unit))
 
-    def has_room(self):
-        return bool(self._free)
-
-    def submit(self, unit):
-        worker = self._free.pop()
-        self.units.append(unit)
-        self._computing[self._pool.submit(worker.compute, unit)] = worker, unit
-
-    def look(self, timeout_s):
-        if not self._computing:
-            time.sleep(timeout_s)
-        over, _ = wait(self._computing, timeout_s, FIRST_COMPLETED)
-        return [self._ended(future) for future in over]
-
-    def _ended(self, future):
-        worker, unit = self._computing.pop(future)
-        record = future.result()
-        if not record.is_lost:
-            self._free.append(worker)
-        return unit, record
+    def say(self, rank, *messages):
+        """Nothing: the unit workers do."""
 
     def messages(self):
         return [entry for worker in self.all for entry in worker.messages()]
-
-    def are_refused(self):
-        return not self._free and not self._computing
 
     def stop(self):
         for worker in self.all:
@@ -70,7 +45,7 @@ class Hosts(UnitWorkers):
     def close(self):
         for worker in self.all:
             worker.close()
-        self._pool.shutdown()
+        super().close()
 
 
 class Cluster(Threads):

@@ -479,7 +479,7 @@ def log_progress(lefts):
 
 @pytest.mark.slow
 def test_the_flows_log_has_one_line_for_each_tenth(monkeypatch):
-    monkeypatch.setattr(flow_telemetry, "LEAST_S", 0.0)
+    monkeypatch.setattr(flow_telemetry, "LINE_INTERVAL_S", 0.0)
     log_progress([99_000, 90_000, 85_000, 80_000, 41_000, 10_000, 0])
     lines = [text for level, text, task in logs_of_runs() if " % " in text or " %, " in text]
     assert [line.partition(", 5,000 tokens/s, ")[0] for line in lines[-4:]] == [

@@ -1,4 +1,4 @@
-"""The identification as a flow on a real, private Prefect server: its tables, its artifacts, its final states."""
+"""The prediction as a flow on a real, private Prefect server: its tables, its artifacts, its final states."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""``virnucpro evaluate`` as a user types it: scores of any tool, a whole identification, mistakes, exit codes."""
+"""``virnucpro evaluate`` as a user types it: scores of any tool, a whole prediction, mistakes, exit codes."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The identification with real worker processes: what it writes, what it refuses, and that it goes on where it was."""
+"""A prediction with real worker processes: what it writes, what it refuses, and that it goes on where it was."""
 
 from __future__ import annotations
 

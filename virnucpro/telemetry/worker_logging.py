@@ -31,6 +31,8 @@ if TYPE_CHECKING:
 log = structlog.get_logger(__name__)
 
 HANDLER_NAME = "virnucpro-worker"
+LABEL_VARIABLES = {"flow_run": "VIRNUCPRO_FLOW_RUN", "deployment": "VIRNUCPRO_DEPLOYMENT"}
+"""Label -> environment variable: the flow run's id, and its deployment as FLOW/NAME."""
 MAX_REPORTED = 50
 """Most lines that a process sends to its parent."""
 _MAX_MESSAGE_BYTES = 3000
@@ -204,10 +206,6 @@ def _truncated(value: object) -> object:
         return value
     text = value if isinstance(value, str) else json.dumps(value)
     return text if len(text) <= _MAX_VALUE_CHARACTERS else text[:_MAX_VALUE_CHARACTERS] + "..."
-
-
-LABEL_VARIABLES = {"flow_run": "VIRNUCPRO_FLOW_RUN", "deployment": "VIRNUCPRO_DEPLOYMENT"}
-"""Label -> environment variable: the flow run's id, and its deployment as FLOW/NAME."""
 
 
 def started_by() -> dict[str, str]:

@@ -111,8 +111,9 @@ class BlockUnits:
     def durable(self, blocks: Collection[int], quarantined: Collection[int] = ()) -> set[int]:
         """Return those of *blocks* whose rows are on disk but for *quarantined*; no part holds blocks of two units."""
         wanted = frozenset(blocks)
+        among = wanted if len(wanted) < len(self.sizes) else None
         parts = [path for path in part_paths(self._layout.parts_dir) if first_block(path) in wanted]
-        found = find_finished_blocks(self._layout, self._plan, among=wanted, parts=parts, quarantined=quarantined)
+        found = find_finished_blocks(self._layout, self._plan, among=among, parts=parts, quarantined=quarantined)
         return found.blocks & wanted
 
 

@@ -38,6 +38,13 @@ QUARANTINED = "quarantined"
 """Count of contigs that ended the processes which computed them; absent where there are none."""
 QUARANTINES = {"composition": "composition", "contigs": "genes"}
 """Stage -> what of a contig may end processes."""
+_COLOURS = {
+    Call.VIRUS: "#c84e00",
+    Call.NOT_VIRUS: "#1f6fa8",
+    Call.UNDECIDED: "#8b94a1",
+    Call.TOO_SHORT: "#c3cad5",
+    Call.NO_OPEN_FRAME: "#dfe4ea",
+}
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -276,15 +283,6 @@ def _list_failed(run: PredictionRun) -> None:
                     for line in lines:
                         name, _, rest = line.partition("\t")
                         file.write(f"{name}\t{stage}: {rest}".encode())
-
-
-_COLOURS = {
-    Call.VIRUS: "#c84e00",
-    Call.NOT_VIRUS: "#1f6fa8",
-    Call.UNDECIDED: "#8b94a1",
-    Call.TOO_SHORT: "#c3cad5",
-    Call.NO_OPEN_FRAME: "#dfe4ea",
-}
 
 
 def _write_multiqc(layout: PredictionLayout, counts: Mapping[str, int]) -> None:

@@ -136,7 +136,7 @@ class Recovery(RetryPolicy):
         self._records = {rank.rank: rank for rank in ranks}
         self._deaths: list[Death] = []
         self._excluded: dict[int, Quarantine] = {}
-        """What was quarantined when a worker or this class was last told."""
+        """What was quarantined when a worker or this class last learned of it."""
         self._known: dict[int, Quarantine] = {}
         """By index position, of sequences that were quarantined elsewhere."""
         self._changed = threading.Condition()
