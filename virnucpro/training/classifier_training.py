@@ -26,7 +26,7 @@ from virnucpro.training.fitting.embedded_pieces import cut_frames
 from virnucpro.training.fitting.pieces import PieceRules, cut_pieces, write_pieces
 from virnucpro.training.genomes.genome_split import SPLITS, TEST, TRAIN, SplitGenomes, split_labelled, training_data_of
 from virnucpro.training.genomes.records import read_genomes
-from virnucpro.training.training_run import TrainingRun, prepare_training, remove_work, trained_files
+from virnucpro.training.training_run import TrainingRun, classifier_files, prepare_training, remove_work, trained_files
 from virnucpro.training.training_settings import MEASURED_COVERAGE, TRAINING_COVERAGE
 
 if TYPE_CHECKING:
@@ -253,7 +253,7 @@ def evaluate(run: TrainingRun) -> TrainingResult:
 def training_result(run: TrainingRun, *, was_complete: bool = False) -> TrainingResult:
     """Return what a folder holds that has everything."""
     manifest = run.manifest
-    card = json.loads(run_folders.read_bytes(run.results()[-1]))
+    card = json.loads(run_folders.read_bytes(classifier_files(run.layout)[-1]))
     return TrainingResult(
         output_dir=run.layout.output_dir,
         name=card["name"],

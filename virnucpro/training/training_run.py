@@ -7,22 +7,13 @@ whole classifier.
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from virnucpro import durable
 from virnucpro.models.classifier_files.card import CARD_NAME, CONTIG_WEIGHTS_NAME, WEIGHTS_NAME
-from virnucpro.pipeline.run.run import (
-    about_file,
-    all_intact,
-    is_same_input,
-    refuse_foreign_files,
-    refuse_other_settings,
-    remove_files,
-    remove_run,
-    sweep,
-)
+from virnucpro.pipeline.run.run import Preparation, about_file, all_intact, prepare, remove_files, remove_run
 from virnucpro.pipeline.run.stages import StagedRun
 from virnucpro.run_layout import RunLayout, TrainingLayout
 from virnucpro.store.manifest import COMPUTING_PACKAGES, TrainingManifest
@@ -47,13 +38,8 @@ class TrainingRun(StagedRun):
     manifest: TrainingManifest
     config: TrainingConfig
     files: list[Path]
-    labelled: LabelledInput = field(default_factory=lambda: LabelledInput([], []))
+    labelled: LabelledInput
     """The genomes; none where nothing is left to be done."""
-
-    def results(self) -> list[Path]:
-        """Return the files of the classifier, its card last."""
-        names = (WEIGHTS_NAME, CONTIG_WEIGHTS_NAME, self.layout.evaluation.name, self.layout.card_text.name, CARD_NAME)
-        return [self.layout.output_dir / name for name in names]
 
 
 def prepare_training(
@@ -76,41 +62,81 @@ def prepare_training(
         OutputError: The folder cannot be written, or holds files that no run wrote.
         ResultError: The folder holds another kind of run.
     """
-    layout = TrainingLayout(Path(output_dir))
     files = files_of([Path(path) for path in inputs])
-    read = [*files, *([config.genomes] if config.genomes else []), *config.annotations, *config.leave_out]
-    earlier = TrainingManifest.read(layout.manifest) if layout.manifest.exists() else None
-    settings = config.settings(device_type)
-    if earlier is not None and not restart:
-        is_same_input(layout.output_dir, earlier, read, settings)
-        refuse_other_settings(layout.output_dir, earlier, settings)
-    manifest = TrainingManifest.begin(
-        run_id,
-        packages=(*COMPUTING_PACKAGES, "scipy"),
-        inputs=[about_file(path) for path in read],
-        settings=settings,
-        devices=[],
+    kind = _TrainingPreparation(
+        run_id=run_id,
+        layout=TrainingLayout(Path(output_dir)),
+        inputs=[*files, *([config.genomes] if config.genomes else []), *config.annotations, *config.leave_out],
+        files=files,
+        config=config,
+        device_type=device_type,
     )
-    run = TrainingRun(
-        run_id=run_id, layout=layout, config=config, files=files, manifest=manifest, already_complete=False
+    manifest, labelled = prepare(kind, restart=restart)
+    return TrainingRun(
+        run_id=run_id,
+        layout=kind.layout,
+        manifest=manifest,
+        config=config,
+        files=files,
+        labelled=labelled or LabelledInput([], []),
+        already_complete=labelled is None,
     )
-    if earlier is None:
+
+
+@dataclass(kw_only=True)
+class _TrainingPreparation(Preparation[TrainingManifest, LabelledInput]):
+    manifest_type = TrainingManifest
+
+    run_id: str
+    layout: TrainingLayout
+    inputs: list[Path]
+    files: list[Path]
+    """Of genomes."""
+    config: TrainingConfig
+    device_type: str
+
+    def read_input(self) -> LabelledInput:
+        return read_labelled(self.files, self.config.genomes)
+
+    def start_from_scratch(self, earlier: TrainingManifest, source: LabelledInput) -> None:
+        del earlier, source
+        remove_files(self.layout, reversed(classifier_files(self.layout)), with_manifest=False)
+        remove_work(self.layout)
+        remove_files(self.layout, [self.layout.split, self.layout.pieces_table])
+
+    def foreign(self, earlier: TrainingManifest | None) -> list[Path]:
+        del earlier
+        layout = self.layout
+        if layout.manifest.exists():
+            return []
         others = [layout.with_chunks(chunk_nt).output_dir for chunk_nt in CHUNKS_NT]
-        refuse_foreign_files([*run.results(), layout.dna_dir, layout.protein_dir, *others])
-    elif not restart:
-        if earlier.state == "complete" and earlier.files and all_intact(layout.output_dir, earlier.files):
-            sweep(layout)
-            run.manifest, run.already_complete = earlier, True
-            return run
-        manifest.devices, manifest.stages = earlier.devices, earlier.stages
-    run.labelled = read_labelled(files, config.genomes)
-    sweep(layout)
-    if restart and earlier is not None:
-        remove_files(layout, reversed(run.results()), with_manifest=False)
-        remove_work(layout)
-        remove_files(layout, [layout.split, layout.pieces_table])
-    manifest.write(layout.manifest)
-    return run
+        return [*classifier_files(layout), layout.dna_dir, layout.protein_dir, *others]
+
+    def settings(self, earlier: TrainingManifest | None) -> dict[str, Any]:
+        del earlier
+        return self.config.settings(self.device_type)
+
+    def is_finished(self, earlier: TrainingManifest) -> bool:
+        return earlier.state == "complete" and bool(earlier.files) and all_intact(self.layout.output_dir, earlier.files)
+
+    def begin(self, source: LabelledInput, earlier: TrainingManifest | None) -> TrainingManifest:
+        del source
+        manifest = TrainingManifest.begin(
+            self.run_id,
+            packages=(*COMPUTING_PACKAGES, "scipy"),
+            inputs=[about_file(path) for path in self.inputs],
+            settings=self.settings(earlier),
+            devices=earlier.devices if earlier is not None else [],
+            stages=earlier.stages if earlier is not None else {},
+        )
+        manifest.write(self.layout.manifest)
+        return manifest
+
+
+def classifier_files(layout: TrainingLayout) -> list[Path]:
+    """Return the files of the classifier, its card last."""
+    names = (WEIGHTS_NAME, CONTIG_WEIGHTS_NAME, layout.evaluation.name, layout.card_text.name, CARD_NAME)
+    return [layout.output_dir / name for name in names]
 
 
 def trained_files(layout: TrainingLayout) -> list[Path]:

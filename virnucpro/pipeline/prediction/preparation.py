@@ -9,7 +9,6 @@ from __future__ import annotations
 import os
 import re
 from dataclasses import dataclass, field, replace
-from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -25,16 +24,14 @@ from virnucpro.errors import ConfigurationError, OutputError, SettingsChangedErr
 from virnucpro.pipeline.prediction.sample import refuse_unknown_fdr
 from virnucpro.pipeline.prediction.settings import EVERY_CONTIG
 from virnucpro.pipeline.run.run import (
+    Preparation,
     about_indexed,
     all_intact,
     ensure_index,
-    is_same_input,
-    refuse_foreign_files,
-    refuse_other_settings,
+    prepare,
     remove_files,
     remove_unpacked,
     start_from_scratch,
-    sweep,
 )
 from virnucpro.pipeline.run.stages import EmbeddingJob, StagedRun
 from virnucpro.run_layout import PredictionLayout, RunLayout
@@ -132,85 +129,124 @@ def prepare_prediction(
     restart: bool = False,
 ) -> PredictionRun:
     """Compare with what the folder holds, index the contigs, and open or resume the manifest; the folder is locked."""
-    layout = PredictionLayout(Path(output_dir))
-    stems = _stems(input_files, config)
-    earlier = PredictionManifest.read(layout.manifest) if layout.manifest.exists() else None
-    settings = config.scores_settings(device_type)
-    notices: list[str] = []
-    if earlier is not None and earlier.settings == settings and not restart:
-        config, notices = _continued(layout, config, earlier.output_settings)
-    outputs = _outputs(layout, stems, config)
-    _refuse_long_names(layout, outputs, input_files)
-    _refuse_to_overwrite_inputs(layout, outputs, input_files)
+    kind = _PredictionPreparation(
+        run_id=run_id,
+        layout=PredictionLayout(Path(output_dir)),
+        inputs=input_files,
+        config=config,
+        device_type=device_type,
+        stems=_stems(input_files, config),
+    )
+    manifest, index = prepare(kind, restart=restart)
+    if index is None and not content_is_intact(kind.layout.contig_index):  # verify needs it
+        kind.read_input()
+        remove_unpacked(kind.layout)
+    return PredictionRun(
+        run_id=run_id,
+        layout=kind.layout,
+        manifest=manifest,
+        config=kind.config,
+        stems=kind.stems,
+        notices=kind.notices,
+        already_complete=index is None,
+    )
 
-    def indexed() -> SequenceIndex:
-        rules = replace(config.rules, chunk_nt=config.chunk_nt)
-        index = ensure_index(layout, layout.contig_index, input_files, rules)
-        refuse_unknown_fdr(config, int((index.lengths >= config.min_nt).sum()))
+
+@dataclass(kw_only=True)
+class _PredictionPreparation(Preparation[PredictionManifest, SequenceIndex]):
+    manifest_type = PredictionManifest
+
+    run_id: str
+    layout: PredictionLayout
+    inputs: Sequence[str | Path]
+    config: PredictionConfig
+    device_type: str
+    stems: tuple[str, ...]
+    notices: list[str] = field(default_factory=list)
+    outputs: list[str] = field(default_factory=list)
+    """Names of all files that the run is to write into its folder, beside the embedding runs."""
+
+    def adopt(self, earlier: PredictionManifest | None) -> None:
+        if earlier is not None and earlier.settings == self.settings(earlier):
+            self.config, self.notices = _continued(self.layout, self.config, earlier.output_settings)
+        self.outputs = _outputs(self.layout, self.stems, self.config)
+        _refuse_long_names(self.layout, self.outputs, self.inputs)
+        _refuse_to_overwrite_inputs(self.layout, self.outputs, self.inputs)
+
+    def resumes(self, earlier: PredictionManifest) -> bool:
+        return bool(earlier.stages)
+
+    def read_input(self) -> SequenceIndex:
+        rules = replace(self.config.rules, chunk_nt=self.config.chunk_nt)
+        index = ensure_index(self.layout, self.layout.contig_index, self.inputs, rules)
+        refuse_unknown_fdr(self.config, int((index.lengths >= self.config.min_nt).sum()))
         return index
 
-    ready = partial(PredictionRun, run_id=run_id, layout=layout, config=config, stems=stems, notices=notices)
-    if restart and earlier is not None:
-        _start_from_scratch(layout, earlier, indexed())
-        earlier = None
-    announced = set(earlier.outputs) if earlier is not None else set()
-    refuse_foreign_files(layout.output_dir / name for name in outputs if name not in announced)
-    if earlier is not None and earlier.stages:
-        is_same = is_same_input(layout.output_dir, earlier, input_files, settings)
-        _refuse_other_cascade(layout, earlier, settings)
-        refuse_other_settings(layout.output_dir, earlier, settings)
-        if is_same and _finished_as_asked(layout, earlier, config):
-            sweep(layout)
-            if not content_is_intact(layout.contig_index):  # verify needs it
-                indexed()
-                remove_unpacked(layout)
-            return ready(manifest=earlier, already_complete=True)
-    elif earlier is not None:  # it has no finished stage: what it began to write may be of another input
-        keep = {Path(os.path.realpath(path)) for path in input_files}
-        forgotten = sorted(set(earlier.outputs) - set(outputs))
-        remove_files(layout, [layout.output_dir / name for name in forgotten], keep=keep, with_manifest=False)
-    index = indexed()
-    sweep(layout)
-    manifest = PredictionManifest.begin(
-        run_id,
-        inputs=about_indexed(index),
-        settings=settings,
-        sequences=_sequences(input_files),
-        output_settings=config.output_settings(),
-        models=config.models(),
-        fingerprint=config.fingerprint,
-        devices=earlier.devices if earlier is not None else [],
-        outputs=sorted({*outputs, *(earlier.outputs if earlier is not None else [])}),
-        stages=earlier.stages if earlier is not None else {},
-    )
-    manifest.write(layout.manifest)
-    return ready(manifest=manifest, already_complete=False)
+    def start_from_scratch(self, earlier: PredictionManifest, source: SequenceIndex) -> None:
+        layout = self.layout
+        for embedding in (layout.dna_dir, layout.protein_dir):
+            start_from_scratch(RunLayout(embedding))
+        files = [
+            *(layout.output_dir / name for name in sorted(earlier.outputs)),
+            *layout.unpacked(),
+            layout.open_frames,
+            layout.frame_scores,
+            layout.composition_scores,
+            layout.composition_windows,
+            layout.contig_scores,
+            layout.window_scores,
+            *layout.worker_logs(),
+        ]
+        durable.remove_tree(layout.contig_parts)
+        keep = {Path(path) for file in source.files for path in (file.read_path, file.real_path)}
+        remove_files(layout, files, keep=keep)
 
+    def foreign(self, earlier: PredictionManifest | None) -> list[Path]:
+        announced = earlier.outputs if earlier is not None else []
+        return [self.layout.output_dir / name for name in self.outputs if name not in announced]
 
-def _refuse_other_cascade(layout: PredictionLayout, earlier: PredictionManifest, settings: dict[str, Any]) -> None:
-    """Raise ``SettingsChangedError`` for another cascade, without the settings of encoders that follow from it."""
-    before, now = (values.get("cascade", CASCADE_OFF) for values in (earlier.settings, settings))
-    if before != now:
-        raise SettingsChangedError(layout.output_dir, {"cascade": (before, now)})
+    def settings(self, earlier: PredictionManifest | None) -> dict[str, Any]:
+        del earlier
+        return self.config.scores_settings(self.device_type)
 
+    def refuse_changes(self, earlier: PredictionManifest, settings: dict[str, Any]) -> None:
+        """See ``Preparation``; another cascade is named without the settings of encoders that follow from it."""
+        before, now = (values.get("cascade", CASCADE_OFF) for values in (earlier.settings, settings))
+        if before != now:
+            raise SettingsChangedError(self.layout.output_dir, {"cascade": (before, now)})
+        super().refuse_changes(earlier, settings)
 
-def _start_from_scratch(layout: PredictionLayout, earlier: PredictionManifest, index: SequenceIndex) -> None:
-    """Remove every file of an earlier prediction; *index*, of the next one, stays, and so does what it reads."""
-    for embedding in (layout.dna_dir, layout.protein_dir):
-        start_from_scratch(RunLayout(embedding))
-    files = [
-        *(layout.output_dir / name for name in sorted(earlier.outputs)),
-        *layout.unpacked(),
-        layout.open_frames,
-        layout.frame_scores,
-        layout.composition_scores,
-        layout.composition_windows,
-        layout.contig_scores,
-        layout.window_scores,
-        *layout.worker_logs(),
-    ]
-    durable.remove_tree(layout.contig_parts)
-    remove_files(layout, files, keep={Path(path) for file in index.files for path in (file.read_path, file.real_path)})
+    def is_finished(self, earlier: PredictionManifest) -> bool:
+        layout, config = self.layout, self.config
+        if earlier.state != "complete" or earlier.output_settings != config.output_settings():
+            return False
+        if not earlier.counts.get("contigs") and not config.rules.allow_empty:
+            return False  # indexing says that there is nothing
+        report = [] if config.keep is Keep.TABLES else [layout.report.name]
+        wanted = {layout.contigs.name, layout.multiqc.name, *report}
+        return wanted <= earlier.files.keys() and all_intact(layout.output_dir, earlier.files)
+
+    def begin(self, source: SequenceIndex, earlier: PredictionManifest | None) -> PredictionManifest:
+        layout, config = self.layout, self.config
+        announced = earlier.outputs if earlier is not None else []
+        if earlier is not None and not self.resumes(earlier):  # what it began to write may be of another input
+            keep = {Path(os.path.realpath(path)) for path in self.inputs}
+            forgotten = sorted(set(announced) - set(self.outputs))
+            remove_files(layout, [layout.output_dir / name for name in forgotten], keep=keep, with_manifest=False)
+        manifest = PredictionManifest.begin(
+            self.run_id,
+            inputs=about_indexed(source),
+            settings=self.settings(earlier),
+            sequences=_sequences(self.inputs),
+            output_settings=config.output_settings(),
+            models=config.models(),
+            fingerprint=config.fingerprint,
+            devices=earlier.devices if earlier is not None else [],
+            outputs=sorted({*self.outputs, *announced}),
+            stages=earlier.stages if earlier is not None else {},
+        )
+        manifest.write(layout.manifest)
+        return manifest
 
 
 def _continued(
@@ -287,12 +323,3 @@ def _stems(input_files: Sequence[str | Path], config: PredictionConfig) -> tuple
                 f"{same}: files of each may be named after {stem}: rename one, or give each an output folder of its own"
             )
     return tuple(stems)
-
-
-def _finished_as_asked(layout: PredictionLayout, earlier: PredictionManifest, config: PredictionConfig) -> bool:
-    if earlier.state != "complete" or earlier.output_settings != config.output_settings():
-        return False
-    if not earlier.counts.get("contigs") and not config.rules.allow_empty:
-        return False  # indexing says that there is nothing
-    wanted = {layout.contigs.name, layout.multiqc.name, *([] if config.keep is Keep.TABLES else [layout.report.name])}
-    return wanted <= earlier.files.keys() and all_intact(layout.output_dir, earlier.files)

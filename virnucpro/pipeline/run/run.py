@@ -1,17 +1,19 @@
 """
 What every run does with its folder: begin, resume or refuse, reserve space, start from scratch, note a failure.
 
-Embeddings, predictions and trainings differ in what they compute and which files they write, not in this. The
-functions expect that the caller holds the folder's lock.
+Embeddings, predictions and trainings differ in what they compute and which files they write, not in this: ``prepare``
+is the order of the one preparation, and each of them a ``Preparation``. The functions expect that the caller holds the
+folder's lock.
 """
 
 from __future__ import annotations
 
 import os
 import uuid
+from abc import ABC, abstractmethod
 from contextlib import contextmanager, nullcontext, suppress
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Generic, TypeVar
 
 import numpy as np
 
@@ -23,7 +25,7 @@ from virnucpro.run_layout import RunLayout
 from virnucpro.store import schema
 from virnucpro.store.locks.run_lock import RunLock
 from virnucpro.store.locks.worker_lock import taking_part
-from virnucpro.store.manifest import RunManifest, read_manifest
+from virnucpro.store.manifest import Manifest, RunManifest, read_manifest
 from virnucpro.store.parts import part_paths
 from virnucpro.store.results.forms import FORMS, existing_results, remove_results, remove_unfinished_results
 from virnucpro.telemetry.run_telemetry import RunTelemetry
@@ -35,7 +37,6 @@ if TYPE_CHECKING:
     from virnucpro.choices import ResultForm
     from virnucpro.config import InputRules
     from virnucpro.run_layout import FolderLayout
-    from virnucpro.store.manifest import Manifest
 
 MANIFEST_BYTES = 1 << 20
 """Reserved for the last manifest of a run."""
@@ -90,40 +91,112 @@ def note_end(layout: FolderLayout, state: str) -> None:
 
 # --- may the run resume what the folder holds? ------------------------------------------------------------------------
 
+M = TypeVar("M", bound=Manifest)
+Source = TypeVar("Source")
 
-def is_same_input(
-    output_dir: Path, earlier: Manifest, input_files: Sequence[str | Path], settings: dict[str, Any]
-) -> bool:
+
+class Preparation(ABC, Generic[M, Source]):
+    """What a kind of run with manifest *M* has of its own; *Source* is what it reads of its input."""
+
+    manifest_type: type[M]
+    layout: FolderLayout
+    inputs: Sequence[str | Path]
+    """Files whose paths and content a resumed run must have again."""
+
+    def earlier(self, *, restart: bool) -> M | None:  # noqa: ARG002
+        """Return the manifest in the folder, if there is one that counts; ``ResultError`` for another kind of run."""
+        return self.manifest_type.read(self.layout.manifest) if self.layout.manifest.exists() else None
+
+    def adopt(self, earlier: M | None) -> None:
+        """Take over what the earlier run found or was asked for; None: it is not resumed."""
+
+    @abstractmethod
+    def foreign(self, earlier: M | None) -> Iterable[Path]:
+        """Return the files that the run would write over, although no earlier run was to write them."""
+
+    @abstractmethod
+    def read_input(self) -> Source:
+        """Read the input, or raise ``BadInputError``; removes nothing."""
+
+    @abstractmethod
+    def start_from_scratch(self, earlier: M, source: Source) -> None:
+        """Remove what the folder holds of earlier runs, but not what *source* reads."""
+
+    def resumes(self, earlier: M) -> bool:  # noqa: ARG002
+        """Whether something that the earlier run computed is kept: then input and settings must be the same."""
+        return True
+
+    @abstractmethod
+    def settings(self, earlier: M) -> dict[str, Any]:
+        """Return what decides the bytes of the result, if the input is that of *earlier*."""
+
+    def refuse_changes(self, earlier: M, settings: dict[str, Any]) -> None:
+        """Raise ``SettingsChangedError``, which names all that differ, unless the settings are the earlier run's."""
+        if differences := _differences(earlier.settings, settings):
+            raise SettingsChangedError(self.layout.output_dir, differences)
+
+    @abstractmethod
+    def is_finished(self, earlier: M) -> bool:
+        """Whether the folder holds the whole, undamaged result that is asked for."""
+
+    @abstractmethod
+    def begin(self, source: Source, earlier: M | None) -> M:
+        """Write the manifest of a run that is to compute, and return it."""
+
+
+def prepare(kind: Preparation[M, Source], *, restart: bool) -> tuple[M, Source] | tuple[M, None]:
+    """
+    Return the manifest of a run that is begun or resumed, and its input; or of a finished one, and None.
+
+    Nothing is removed before the input is known to be fit, and no file of another owner is written over.
+
+    Args:
+        restart: Remove what the folder holds of earlier runs first.
+
+    Raises:
+        BadInputError: The input cannot be used; names every problem.
+        SettingsChangedError: The folder holds a run of other input or settings.
+        OutputError: The folder cannot be written, or holds files that no run wrote.
+        ResultError: The folder holds another kind of run.
+    """
+    earlier, source = kind.earlier(restart=restart), None
+    kind.adopt(None if restart else earlier)
+    if restart and earlier is not None:
+        source = kind.read_input()
+        kind.start_from_scratch(earlier, source)
+        earlier = None
+    for path in kind.foreign(earlier):
+        if os.path.lexists(path):
+            raise OutputError(path, "there is such a file, and no run.json that tells whose: use another folder")
+    if earlier is not None and kind.resumes(earlier):
+        settings = kind.settings(earlier)
+        is_same = _is_same_input(kind, earlier, settings)
+        kind.refuse_changes(earlier, settings)
+        if is_same and kind.is_finished(earlier):
+            sweep(kind.layout)
+            return earlier, None
+    source = kind.read_input() if source is None else source
+    sweep(kind.layout)
+    return kind.begin(source, earlier), source
+
+
+def _is_same_input(kind: Preparation[M, Source], earlier: M, settings: dict[str, Any]) -> bool:
     """
     Raise ``SettingsChangedError`` where paths or content of the input are not the earlier run's.
 
-    False where a file cannot be read: indexing says what is wrong. *settings* are those of now; those that differ are
-    named with the input.
+    False where a file cannot be read: reading the input says what is wrong. *settings* that differ are named as well.
     """
     before = [(input_name(item["path"]), item["sha256"]) for item in earlier.inputs]
     try:
-        now = [(input_name(item["path"]), item["sha256"]) for item in map(about_file, input_files)]
+        now = [(input_name(item["path"]), item["sha256"]) for item in map(about_file, kind.inputs)]
     except BadInputError:
         return False
     others = _differences(earlier.settings, settings)
     for number, name in enumerate(("input", "sha256 of the input")):
         was, is_now = ([item[number] for item in items] for items in (before, now))
         if was != is_now:
-            raise SettingsChangedError(output_dir, {name: (was, is_now), **others})
+            raise SettingsChangedError(kind.layout.output_dir, {name: (was, is_now), **others})
     return True
-
-
-def refuse_other_settings(output_dir: Path, earlier: Manifest, settings: dict[str, Any]) -> None:
-    """Raise ``SettingsChangedError``, which names all that differ, unless the settings are the earlier run's."""
-    if differences := _differences(earlier.settings, settings):
-        raise SettingsChangedError(output_dir, differences)
-
-
-def refuse_foreign_files(paths: Iterable[Path]) -> None:
-    """Raise ``OutputError`` where one of *paths* exists: files that no ``run.json`` names are not written over."""
-    for path in paths:
-        if os.path.lexists(path):
-            raise OutputError(path, "there is such a file, and no run.json that tells whose: use another folder")
 
 
 def is_intact(path: Path, sha256: str) -> bool:

@@ -30,14 +30,12 @@ from virnucpro.pipeline.blocks.finished_blocks import BlockUnits
 from virnucpro.pipeline.hardware.device_claim import DeviceClaim
 from virnucpro.pipeline.plan.budget_probe import PROBE_WORKER, probe_devices
 from virnucpro.pipeline.run.run import (
+    Preparation,
     about_indexed,
     ensure_index,
-    is_same_input,
-    refuse_foreign_files,
-    refuse_other_settings,
+    prepare,
     release_space,
     start_from_scratch,
-    sweep,
     take_space,
     unknown_results,
 )
@@ -187,112 +185,156 @@ def prepare_run(
         ConfigurationError: A GPU cannot be used.
         StoppedError: *stop* was set.
     """
-    require_form(result_form)
-    layout = RunLayout(Path(output_dir))
-    claim = DeviceClaim.of(devices)
-
-    def indexed() -> SequenceIndex:
-        return ensure_index(layout, layout.index, fasta_files, model_config.input_rules)
-
-    def probed(*args: Any) -> list[DeviceProbe]:
-        found = probe_devices(claim.devices(), args, probe_fn=probe_fn, stop=stop, least=claim.choice.least)
-        claim.keep({probe.device for probe in found})
-        return found
-
-    if restart and layout.manifest.exists():
-        RunManifest.read(layout.manifest)
-        start_from_scratch(layout, index=indexed())
-    earlier = _earlier_manifest(layout)
-    if earlier is not None:
-        model_config = _as_recorded(model_config, earlier)
-        result_form = require_form(earlier.result_form if result_form is ResultForm.AUTO else result_form)
-        earlier.settings["result_form"] = str(earlier.result_form)
-        expected = _expected_settings(model_config, earlier, claim.type, result_form)
-        same = is_same_input(layout.output_dir, earlier, fasta_files, expected)
-        if same and _finished_as_asked(layout, earlier, model_config, expected):
-            sweep(layout)
-            if not content_is_intact(layout.index):  # verify needs it
-                indexed()
-            return PreparedRun(
-                run_id=run_id,
-                output_dir=layout.output_dir,
-                model_config=replace(model_config, token_budget=earlier.plan["token_budget"]),
-                devices=claim.choice.candidates,
-                num_blocks=earlier.plan["blocks"],
-                already_complete=True,
-                result_form=result_form,
-            )
-    index = indexed()
-    sweep(layout)
-    durable.remove_tree(layout.shared_rows_dir)  # of an earlier start
-    warn_of_dna(index)
-    probes: list[dict[str, Any]] = earlier.plan.get("probes", []) if earlier is not None else []
-    if earlier is None and claim.type == "cuda" and len(index):
-        found = (probe_elsewhere or probed)(str(layout.index), str(layout.output_dir), model_config)
-        model_config = replace(
-            model_config,
-            token_budget=min(probe.token_budget for probe in found),  # one for all: the plan knows no ranks
-            attention_kernel=KERNEL_SEPARATOR.join(sorted({probe.attention_kernel for probe in found})),
-        )
-        probes = [asdict(probe) for probe in found]
-    budget = _tokens_needed(index, model_config, model_config.token_budget or DEFAULT_TOKEN_BUDGET)
-    model_config = replace(model_config, token_budget=budget)
-    result_form = choose_result_form(result_form, num_rows=len(index), hidden_dim=model_config.hidden_dim)
-    settings = _settings(model_config, claim.type, result_form)
-    if earlier is not None:
-        refuse_other_settings(layout.output_dir, earlier, settings)
-    return _begin(layout, index, model_config, claim, run_id, result_form, settings, probes)
-
-
-def _begin(
-    layout: RunLayout,
-    index: SequenceIndex,
-    model_config: ModelConfig,
-    claim: DeviceClaim,
-    run_id: str,
-    result_form: ResultForm,
-    settings: dict[str, Any],
-    probes: list[dict[str, Any]],
-) -> PreparedRun:
-    """Wait for the devices, reserve the space of the result, and write the manifest of a run that is to compute."""
-    plan = make_plan(index, model_config, device_type=claim.type)
-    run = PreparedRun(
+    kind = _EmbeddingPreparation(
         run_id=run_id,
-        output_dir=layout.output_dir,
+        layout=RunLayout(Path(output_dir)),
+        inputs=fasta_files,
         model_config=model_config,
-        devices=tuple(claim.devices()),
-        num_blocks=len(plan),
-        already_complete=False,
-        result_form=result_form,
+        claim=DeviceClaim.of(devices),
+        result_form=require_form(result_form),
+        probe_fn=probe_fn,
+        probe_elsewhere=probe_elsewhere,
+        stop=stop,
     )
-    take_space(layout, index, hidden_dim=model_config.hidden_dim, result_form=result_form)
-    log.info("input.indexed", sequences=len(index), token_budget=model_config.token_budget)
-    manifest = RunManifest.begin(
-        run_id,
-        inputs=about_indexed(index),
-        settings=settings,
-        plan={
-            "fingerprint": plan.fingerprint,
-            "token_budget": plan.token_budget,
-            "blocks": len(plan),
-            "sequences": len(plan.positions),
-            "tokens": int(plan.tokens.sum()),
-            "longest_sequence_tokens": _tokens_needed(index, model_config, 0),
-            "probes": probes,
-        },
-        devices=[device.label for device in run.devices],
-        ranks=[{"rank": rank, "device": device.label, "state": "running"} for rank, device in enumerate(run.devices)],
-        counts={"records": index.num_records, **index.counts},
+    manifest, index = prepare(kind, restart=restart)
+    if index is None and not content_is_intact(kind.layout.index):  # verify needs it
+        kind.read_input()
+    return PreparedRun(
+        run_id=run_id,
+        output_dir=kind.layout.output_dir,
+        model_config=replace(kind.model_config, token_budget=manifest.plan["token_budget"]),
+        devices=kind.claim.choice.candidates if index is None else tuple(kind.claim.devices()),
+        num_blocks=manifest.plan["blocks"],
+        already_complete=index is None,
+        result_form=kind.result_form,
     )
-    try:
-        manifest.write(layout.manifest)
-    except OutputError:  # which may come when it has its name already
-        manifest.state = "failed"
-        with suppress(OutputError):
-            release_space(layout)
+
+
+@dataclass(kw_only=True)
+class _EmbeddingPreparation(Preparation[RunManifest, SequenceIndex]):
+    manifest_type = RunManifest
+
+    run_id: str
+    layout: RunLayout
+    inputs: Sequence[str | Path]
+    model_config: ModelConfig
+    claim: DeviceClaim
+    result_form: ResultForm
+    probe_fn: WorkerFunction
+    probe_elsewhere: Callable[[str, str, ModelConfig], list[DeviceProbe]] | None
+    stop: threading.Event | None
+
+    def earlier(self, *, restart: bool) -> RunManifest | None:
+        """See ``Preparation``; without a row in the folder, another start may do as it likes."""
+        layout = self.layout
+        keeps = existing_results(layout, is_partial=False) or layout.shards() or part_paths(layout.parts_dir)
+        is_kept = restart or keeps or not layout.manifest.exists() or "kind" in read_object(layout.manifest)
+        return super().earlier(restart=restart) if is_kept else None
+
+    def adopt(self, earlier: RunManifest | None) -> None:
+        if earlier is None:
+            return
+        model_config = self.model_config
+        asked = model_config.token_budget
+        budget = earlier.settings["token_budget"] if asked == AUTO_TOKEN_BUDGET else asked
+        kernel = earlier.settings.get("attention_kernel", "")
+        self.model_config = replace(model_config, token_budget=budget, attention_kernel=kernel)
+        if self.result_form is ResultForm.AUTO:
+            self.result_form = require_form(earlier.result_form)
+        earlier.settings["result_form"] = str(earlier.result_form)
+
+    def read_input(self) -> SequenceIndex:
+        return ensure_index(self.layout, self.layout.index, self.inputs, self.model_config.input_rules)
+
+    def start_from_scratch(self, earlier: RunManifest, source: SequenceIndex) -> None:
+        del earlier
+        start_from_scratch(self.layout, index=source)
+
+    def foreign(self, earlier: RunManifest | None) -> list[Path]:
+        del earlier
+        return unknown_results(self.layout)
+
+    def settings(self, earlier: RunManifest) -> dict[str, Any]:
+        budget = max(self.model_config.token_budget, earlier.plan["longest_sequence_tokens"])
+        return self._settings(replace(self.model_config, token_budget=budget))
+
+    def is_finished(self, earlier: RunManifest) -> bool:
+        result = result_of(self.layout, earlier.result_form, is_partial=False)
+        if earlier.state != "complete" or result.name_of(result.proof) not in earlier.files:
+            return False
+        rules = self.model_config.settings.sequences
+        if rules.long is LongPolicy.ERROR and earlier.counts.get("truncated"):
+            return False  # indexing names the sequences that are too long
+        if earlier.counts.get("records") == 0 and not rules.allow_empty:
+            return False  # indexing says that there is nothing
+        return result.proof.is_file() and result.is_intact(earlier.files)
+
+    def begin(self, source: SequenceIndex, earlier: RunManifest | None) -> RunManifest:
+        """See ``Preparation``: probe GPUs, wait for the devices, and reserve the space of the result first."""
+        index, layout, claim = source, self.layout, self.claim
+        durable.remove_tree(layout.shared_rows_dir)  # of an earlier start
+        warn_of_dna(index)
+        probes = earlier.plan.get("probes", []) if earlier is not None else self._probed(index)
+        budget = _tokens_needed(index, self.model_config, self.model_config.token_budget or DEFAULT_TOKEN_BUDGET)
+        config = self.model_config = replace(self.model_config, token_budget=budget)
+        self.result_form = choose_result_form(self.result_form, num_rows=len(index), hidden_dim=config.hidden_dim)
+        settings = self._settings(config)
+        if earlier is not None:
+            self.refuse_changes(earlier, settings)
+        plan = make_plan(index, config, device_type=claim.type)
+        devices = [device.label for device in claim.devices()]
+        take_space(layout, index, hidden_dim=config.hidden_dim, result_form=self.result_form)
+        log.info("input.indexed", sequences=len(index), token_budget=budget)
+        manifest = RunManifest.begin(
+            self.run_id,
+            inputs=about_indexed(index),
+            settings=settings,
+            plan={
+                "fingerprint": plan.fingerprint,
+                "token_budget": plan.token_budget,
+                "blocks": len(plan),
+                "sequences": len(plan.positions),
+                "tokens": int(plan.tokens.sum()),
+                "longest_sequence_tokens": _tokens_needed(index, config, 0),
+                "probes": probes,
+            },
+            devices=devices,
+            ranks=[{"rank": rank, "device": device, "state": "running"} for rank, device in enumerate(devices)],
+            counts={"records": index.num_records, **index.counts},
+        )
+        try:
             manifest.write(layout.manifest)
-        raise
-    return run
+        except OutputError:  # which may come when it has its name already
+            manifest.state = "failed"
+            with suppress(OutputError):
+                release_space(layout)
+                manifest.write(layout.manifest)
+            raise
+        return manifest
+
+    def _probed(self, index: SequenceIndex) -> list[dict[str, Any]]:
+        """Find the attention kernel and token budget of GPUs; return what ``run.json`` holds of it."""
+        claim = self.claim
+        if claim.type != "cuda" or not len(index):
+            return []
+        args = (str(self.layout.index), str(self.layout.output_dir), self.model_config)
+        if self.probe_elsewhere is not None:
+            probes = self.probe_elsewhere(*args)
+        else:
+            least = claim.choice.least
+            probes = probe_devices(claim.devices(), args, probe_fn=self.probe_fn, stop=self.stop, least=least)
+            claim.keep({probe.device for probe in probes})
+        self.model_config = replace(
+            self.model_config,
+            token_budget=min(probe.token_budget for probe in probes),  # one for all: the plan knows no ranks
+            attention_kernel=KERNEL_SEPARATOR.join(sorted({probe.attention_kernel for probe in probes})),
+        )
+        return [asdict(probe) for probe in probes]
+
+    def _settings(self, model_config: ModelConfig) -> dict[str, Any]:
+        """Return everything that decides the bytes of the result."""
+        decisive = {"device_type": self.claim.type, **computing_versions(), "result_form": str(self.result_form)}
+        return {**model_config.result_settings(), **decisive}
 
 
 def _tokens_needed(index: SequenceIndex, model_config: ModelConfig, budget: int) -> int:
@@ -304,50 +346,3 @@ def _tokens_needed(index: SequenceIndex, model_config: ModelConfig, budget: int)
         letters_per_token=model_config.letters_per_token,
         in_windows=model_config.in_windows,
     )
-
-
-def _earlier_manifest(layout: RunLayout) -> RunManifest | None:
-    """Return the manifest of work that is worth keeping, None where there is none."""
-    if not layout.manifest.exists():
-        refuse_foreign_files(unknown_results(layout))
-        return None
-    keeps = existing_results(layout, is_partial=False) or layout.shards() or part_paths(layout.parts_dir)
-    if keeps or "kind" in read_object(layout.manifest):  # an embedding run's has no such key: reading it says so
-        return RunManifest.read(layout.manifest)
-    return None
-
-
-def _as_recorded(model_config: ModelConfig, earlier: RunManifest) -> ModelConfig:
-    """Take over what the earlier run of the folder found out about its devices."""
-    asked = model_config.token_budget
-    budget = earlier.settings["token_budget"] if asked == AUTO_TOKEN_BUDGET else asked
-    return replace(model_config, token_budget=budget, attention_kernel=earlier.settings.get("attention_kernel", ""))
-
-
-def _finished_as_asked(
-    layout: RunLayout, earlier: RunManifest, model_config: ModelConfig, expected: dict[str, Any]
-) -> bool:
-    """Whether the folder holds the whole, undamaged result of the settings *expected*; refuses other ones."""
-    result = result_of(layout, earlier.result_form, is_partial=False)
-    if earlier.state != "complete" or result.name_of(result.proof) not in earlier.files or not result.proof.is_file():
-        return False
-    if model_config.settings.sequences.long is LongPolicy.ERROR and earlier.counts.get("truncated"):
-        return False  # indexing names the sequences that are too long
-    if earlier.counts.get("records") == 0 and not model_config.settings.sequences.allow_empty:
-        return False  # indexing says that there is nothing
-    refuse_other_settings(layout.output_dir, earlier, expected)
-    return result.is_intact(earlier.files)
-
-
-def _expected_settings(
-    model_config: ModelConfig, earlier: RunManifest, device_type: str, result_form: ResultForm
-) -> dict[str, Any]:
-    """Return the settings as they will be if the input is the earlier run's."""
-    budget = max(model_config.token_budget, earlier.plan["longest_sequence_tokens"])
-    return _settings(replace(model_config, token_budget=budget), device_type, result_form)
-
-
-def _settings(model_config: ModelConfig, device_type: str, result_form: ResultForm) -> dict[str, Any]:
-    """Return everything that decides the bytes of the result."""
-    decisive = {"device_type": device_type, **computing_versions(), "result_form": str(result_form)}
-    return {**model_config.result_settings(), **decisive}
