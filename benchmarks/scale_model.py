@@ -30,7 +30,7 @@ PLANS_OF_DRIVER = 5
 """Times that the driver makes the plan: preparing, telemetry, units, result, manifest."""
 PLANS_OF_WORKER = 3
 """Times that a GPU's worker makes it: to check its host, to look for blocks, and in the process that computes."""
-PIECES_OF_A_SHARE, MOST_UNITS_OF_A_SHARE = 8, 128
+UNITS_OF_A_SHARE, MOST_UNITS_OF_A_SHARE = 8, 128
 """As in ``pipeline/work/units.py``."""
 UNITS_PER_GPU = 30
 """What ``UnitBook`` makes of a large run."""

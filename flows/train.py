@@ -45,7 +45,7 @@ def train(
         genomes: Table, tab-separated: id or file, label, group, genome. Empty: names of files say it.
         annotations: Proteins of the genomes, GenBank flat files or FASTA, that reading frames must be part of.
         leave_out: Genomes or contigs that the classifier will be judged by; relatives of them are not used.
-        training: Encoders, chunks, pieces and passes, and what chance begins with.
+        training: Encoders, chunks, fragments and passes, and what chance begins with.
         result: What becomes of the classifier, and of an earlier one in the folder.
         hardware: Which devices compute, with how many processes, in which precision.
         cache: Where weights and rows of earlier runs are found and kept.

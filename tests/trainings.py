@@ -40,7 +40,7 @@ def make_genomes(folder: Path, *, count: int = 8, codons: int = 1500) -> list[Pa
     return files
 
 
-TINY = {"name": "tiny", "num_pieces": 60, "command": "virnucpro train"}
+TINY = {"name": "tiny", "num_fragments": 60, "command": "virnucpro train"}
 
 
 def hash_training(**changes) -> TrainingConfig:

@@ -249,12 +249,12 @@ class TrainingLayout(FolderLayout):
 
     split = _At("work/split.json")
     """Part of each genome."""
-    pieces = _At("work/pieces.fasta")
+    fragments = _At("work/fragments.fasta")
     """Contigs for training and test."""
-    further_pieces = _At("work/further_pieces.fasta")
-    """Pieces of which only the letters are used, as FASTA."""
-    further_pieces_table = _At("work/further_pieces.tsv")
-    pieces_table = _At("work/pieces.tsv")
+    further_fragments = _At("work/further_fragments.fasta")
+    """Fragments of which only the letters are used, as FASTA."""
+    further_fragments_table = _At("work/further_fragments.tsv")
+    fragments_table = _At("work/fragments.tsv")
     """Origin and label of each of them."""
     contig_index = _At("work/contigs.index")
     open_frames = _At("work/open_frames.u8")

@@ -39,7 +39,9 @@ PREDICTION = {
 TRAINING = {
     "index": StageNames(_INDEX, "read_genomes"),
     "split": StageNames("splitting the genomes into parts that are not related", "split_genomes"),
-    "pieces": StageNames("cutting contigs and their frames out of the genomes", "cut_pieces"),
+    "training_fragments": StageNames(
+        "cutting training fragments and their frames out of the genomes", "cut_training_fragments"
+    ),
     "dna_300": StageNames("embedding the DNA of frames of 300 nt"),
     "protein_300": StageNames("embedding the proteins of frames of 300 nt"),
     "dna_500": StageNames("embedding the DNA of frames of 500 nt"),

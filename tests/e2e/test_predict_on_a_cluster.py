@@ -85,7 +85,7 @@ def test_contigs_are_computed_by_the_workers_of_a_cluster(runner, environment, t
 
 def test_a_training_whose_embedding_is_on_a_cluster_gives_the_weights_of_one_on_threads(environment, tmp_path):
     genomes = [str(path) for path in make_genomes(tmp_path, codons=600)]
-    options = ("train", *genomes, "--pieces", "60", "--epochs", "2", "--workers", "2")
+    options = ("train", *genomes, "--fragments", "60", "--epochs", "2", "--workers", "2")
     alone = results(environment, tmp_path / "threads", *options)
     on_cluster = results(environment, tmp_path / "dask", *options, "--runner", "dask")
     weights = {name for name in alone if ".safetensors" in name}

@@ -119,7 +119,7 @@ def test_what_makes_none_is_refused_by_the_server_and_by_the_flow(flow, box):
         (predict, {"result": {"formats": ["csv"]}}),
         (train, {"labelled": []}),
         (train, {"leave_out": [""]}),
-        (train, {"training": {"num_pieces": 10}}),
+        (train, {"training": {"num_fragments": 10}}),
         (train, {"training": {"chunk_nt": 400}}),
         (train, {"training": {"group_weights": {"phage": -1}}}),
         (train, {"result": {"allow_partial": True}}),

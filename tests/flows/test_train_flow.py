@@ -18,7 +18,7 @@ from virnucpro.pipeline.hardware.device_claim import claim_devices
 from virnucpro.report.prediction.artifacts import markdown_text
 from virnucpro.training.classifier_training import run_training
 
-TRAINING = {"num_pieces": 60, "most_epochs": 2, "name": "mine"}
+TRAINING = {"num_fragments": 60, "most_epochs": 2, "name": "mine"}
 
 
 @pytest.fixture(scope="module", autouse=True)

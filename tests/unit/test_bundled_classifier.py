@@ -69,7 +69,7 @@ def test_no_accession_is_in_two_parts_and_every_record_is_in_one_or_was_left_out
     assert not set(names) & set(card["data"]["left_out"])
 
 
-def test_the_card_names_training_pieces_that_look_viral(card):
+def test_the_card_names_training_fragments_that_look_viral(card):
     suspects, of_group = card["training"]["contigs"]["suspects"], card["split"]["groups"]
     assert {one["place"].rpartition(":")[0] for one in suspects} <= set(card["split"]["accessions"]["train"])
     assert 100 < len(suspects) < 1000

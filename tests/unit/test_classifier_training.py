@@ -21,8 +21,8 @@ from virnucpro.training.fitting.classifier_fitting import (
     train_classifier,
     validation_loss,
 )
-from virnucpro.training.fitting.embedded_pieces import EmbeddedPieces
-from virnucpro.training.fitting.pieces import Piece, write_pieces
+from virnucpro.training.fitting.embedded_fragments import EmbeddedFragments
+from virnucpro.training.fitting.training_fragments import TrainingFragment, write_training_fragments
 from virnucpro.training.genomes.genome_split import SPLITS, SplitGenomes
 from virnucpro.training.genomes.labelled_genomes import LabelledGenome
 from virnucpro.training.training_settings import ClassifierSettings
@@ -90,7 +90,7 @@ def test_the_threshold_lets_a_twentieth_pass_and_is_never_below_a_half_nor_out_o
 CONFIG = hash_training(classifier=ClassifierSettings(hidden_dim=4, most_epochs=2))
 
 
-def _pieces(part, seed, *, flipped=False):
+def _fragments(part, seed, *, flipped=False):
     """Twelve contigs of a part: viral ones are rich in AT, and their embeddings differ."""
     random = np.random.default_rng(seed)
     for number in range(12):
@@ -99,7 +99,7 @@ def _pieces(part, seed, *, flipped=False):
         letters = "".join(random.choice(list("ACGT"), 600, p=weights))
         name = f"{part}{number}"
         label = is_virus != flipped
-        yield Piece(
+        yield TrainingFragment(
             name=name,
             part=part,
             is_virus=label,
@@ -114,38 +114,38 @@ def _pieces(part, seed, *, flipped=False):
 
 
 def _fitted(folder, monkeypatch, **changed):
-    """Fit on made pieces of three parts, some of them *changed*; return every file that the fitting wrote."""
-    pieces = [
-        piece
+    """Fit on made fragments of three parts, some of them *changed*; return every file that the fitting wrote."""
+    fragments = [
+        fragment
         for seed, part in enumerate(SPLITS)
-        for piece in _pieces(part, [seed, part in changed], flipped=part in changed)
+        for fragment in _fragments(part, [seed, part in changed], flipped=part in changed)
     ]
     random = np.random.default_rng(1)
-    is_virus = np.array([piece.is_virus for piece in pieces])
-    dna, protein = (random.normal(size=(len(pieces), 8)).astype(np.float32) + is_virus[:, None] for _ in range(2))
-    ones = np.ones(len(pieces), dtype=np.int64)
-    embedded = EmbeddedPieces(
-        pieces=pieces,
+    is_virus = np.array([fragment.is_virus for fragment in fragments])
+    dna, protein = (random.normal(size=(len(fragments), 8)).astype(np.float32) + is_virus[:, None] for _ in range(2))
+    ones = np.ones(len(fragments), dtype=np.int64)
+    embedded = EmbeddedFragments(
+        fragments=fragments,
         is_virus_C=is_virus,
         chunks_C=ones,
         frames_C=ones,
         dna_CD=dna,
         protein_CE=protein,
         features_FD=np.hstack([dna, protein]),
-        piece_of_F=np.arange(len(pieces)),
+        fragment_of_F=np.arange(len(fragments)),
         is_example_F=ones.astype(bool),
     )
     genomes = [
         LabelledGenome(one.accession, one.source, one.letters, "x.fa", group=one.group, is_virus=one.is_virus)
-        for one in pieces
+        for one in fragments
     ]
-    parts, clusters = [piece.part for piece in pieces], list(range(len(pieces)))
+    parts, clusters = [fragment.part for fragment in fragments], list(range(len(fragments)))
     found = SplitGenomes(genomes=genomes, parts=parts, clusters=clusters, left_out=[], largest_share=0.0, notes=[])
     folder.mkdir()
     monkeypatch.setattr(classifier_fitting, "read_embedded", lambda *_: embedded)
     none, table = (folder.parent / f"further of {folder.name}{suffix}" for suffix in (".fasta", ".tsv"))
-    write_pieces([], none, table)
-    layout = SimpleNamespace(trained_dir=folder, further_pieces=none, further_pieces_table=table)
+    write_training_fragments([], none, table)
+    layout = SimpleNamespace(trained_dir=folder, further_fragments=none, further_fragments_table=table)
     run = SimpleNamespace(config=CONFIG, layout=layout)
     classifier_fitting.fit_classifier(run, found, None)
     return {path.name: path.read_bytes() for path in folder.iterdir()}

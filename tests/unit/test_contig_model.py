@@ -21,9 +21,9 @@ from virnucpro.models.classifier_files.card import (
     read_card,
 )
 from virnucpro.models.contigs.contig_model import CompositionModel, ContigModel, ContigWeights, Layer
+from virnucpro.models.contigs.fragments import Fragments
 from virnucpro.models.contigs.gene_finding import Genes
 from virnucpro.models.contigs.nucleotide_codes import encode
-from virnucpro.models.contigs.pieces import Pieces
 from virnucpro.models.contigs.sequence_features import (
     COMPOSITION_COUNT,
     GENES_COUNT,
@@ -39,7 +39,7 @@ from virnucpro.training.fitting.contig_training import (
     features_out_of_fold,
 )
 from virnucpro.training.fitting.network_fitting import Examples, fit_networks
-from virnucpro.training.fitting.suspect_pieces import SUSPECT, judge
+from virnucpro.training.fitting.suspect_fragments import SUSPECT, judge
 from virnucpro.training.fitting.tree_fitting import fit_trees
 from virnucpro.training.genomes.related import reverse_complement
 from virnucpro.training.training_settings import ContigSettings, TreeSettings
@@ -83,7 +83,7 @@ def weights(tables):
 def test_both_strands_have_the_same_numbers(tables, seed):
     letters = letters_of(701, seed) + "NNRY" + letters_of(333, seed + 99)
     codes, reverse = (encode(strand.encode()) for strand in (letters, reverse_complement(letters)))
-    longest = open_runs(Pieces([codes]))[0, 64:66]
+    longest = open_runs(Fragments([codes]))[0, 64:66]
     if longest[0] == longest[1]:
         pytest.fail("choose another seed: two runs share the greatest length")
     features = SequenceFeatures(tables, IS_VIRAL)
@@ -106,10 +106,10 @@ def test_short_contigs_have_finite_numbers(tables, length):
 def test_residues_are_read_from_genes_and_windows_stay_within_them():
     gene = "TTAGCTAACCTGACCGCCTAC" * 8 + "TAA"
     codes = encode((gene + "CCATT" + gene + letters_of(200, 4)).encode())
-    pieces = Pieces([codes])
-    genes = Genes.of(pieces)
+    fragments = Fragments([codes])
+    genes = Genes.of(fragments)
     assert len(genes.lengths_N) >= 2
-    for table, (slots, counts, _) in zip(TABLES, kmers(pieces, genes), strict=True):
+    for table, (slots, counts, _) in zip(TABLES, kmers(fragments, genes), strict=True):
         assert (slots < table.slots).all()
         assert len(slots) == counts.sum()
         if table.is_protein:
@@ -122,7 +122,7 @@ def test_genes_are_judged_one_by_one(tables):
     units = ("TTAGCTAACCTGACCGCCTAC" * 8, "TTACCTAACCTGACCTCCTAC" * 8)  # stops in every other frame
     first, last = (encode(f"TAACATG{unit}TAAC".encode()) for unit in units)
     both = np.concatenate([first, last])
-    assert list(Genes.of(Pieces([both])).lengths_N) == [57, 57]
+    assert list(Genes.of(Fragments([both])).lengths_N) == [57, 57]
     at = COMPOSITION_COUNT + GENES_COUNT + 3 * GROUPS + 1  # behind the means of the longest gene
     highest = slice(at, at + GROUPS)
     features = SequenceFeatures(tables, IS_VIRAL)
@@ -266,23 +266,23 @@ def test_the_same_contigs_give_the_same_networks_and_what_can_be_told_apart_is()
     assert ((first.validation_log_odds_C > 0) == (group[300:] == 1)).mean() > 0.9
 
 
-def viral_elements(elements, pieces=1200):
-    """Return inputs and labels of pieces, the last of which look viral and are labelled as not viral."""
+def viral_elements(elements, fragments=1200):
+    """Return inputs and labels of fragments, the last of which look viral and are labelled as not viral."""
     chooser = np.random.default_rng(8)
-    is_virus = np.arange(pieces) % 2 == 0
-    looks_viral = is_virus | (np.arange(pieces) >= pieces - 2 * elements)
-    x = (chooser.normal(size=(pieces, 5)) + 5 * looks_viral[:, None]).astype(np.float32)
+    is_virus = np.arange(fragments) % 2 == 0
+    looks_viral = is_virus | (np.arange(fragments) >= fragments - 2 * elements)
+    x = (chooser.normal(size=(fragments, 5)) + 5 * looks_viral[:, None]).astype(np.float32)
     return x, is_virus, looks_viral
 
 
-def test_pieces_that_look_viral_by_trees_that_have_not_seen_their_genome_are_suspect():
+def test_fragments_that_look_viral_by_trees_that_have_not_seen_their_genome_are_suspect():
     x, is_virus, looks_viral = viral_elements(5)
     genome = np.arange(len(x)) // 6 % 8
     score = judge(x, is_virus, genome, TreeSettings(least_contigs=20))
     assert (~is_virus & (score >= SUSPECT)).tolist() == (~is_virus & looks_viral).tolist()
 
 
-def test_a_piece_without_weight_trains_neither_networks_nor_trees():
+def test_a_fragment_without_weight_trains_neither_networks_nor_trees():
     x, is_virus, looks_viral = viral_elements(200)
     suspect = ~is_virus & looks_viral
     weight = np.where(suspect, 0, 1).astype(np.float32)

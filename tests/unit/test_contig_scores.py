@@ -82,10 +82,10 @@ def scored_by_hand(finished):
 
     def score(name, first, last):
         starts, ends = chunk_bounds(len(contigs[name]), 500)
-        limits = [*starts[first:last:20], ends[last - 1]]  # pieces of 20 chunks
-        pieces = [contigs[name][start:end].upper() for start, end in itertools.pairwise(limits)]
-        weights = [len(piece) - piece.count("N") for piece in pieces]
-        features = np.average([model.features.of(encode(one.encode())) for one in pieces], axis=0, weights=weights)
+        limits = [*starts[first:last:20], ends[last - 1]]  # fragments of 20 chunks
+        fragments = [contigs[name][start:end].upper() for start, end in itertools.pairwise(limits)]
+        weights = [len(fragment) - fragment.count("N") for fragment in fragments]
+        features = np.average([model.features.of(encode(one.encode())) for one in fragments], axis=0, weights=weights)
         chunks = {f"{name}_chunk_{number + 1}" for number in range(first, last)}
         frames = [one for one in rows[0] if one[:-2] in chunks]
         means = [np.mean([of[one] for one in frames], axis=0) if frames else np.zeros(HASH_WIDTH) for of in rows]

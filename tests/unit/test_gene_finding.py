@@ -7,9 +7,9 @@ import gzip
 import numpy as np
 import pytest
 
+from virnucpro.models.contigs.fragments import Fragments
 from virnucpro.models.contigs.gene_finding import MAX_SHARED_NT, NUMBERS, SHORTEST_GENE, Genes
 from virnucpro.models.contigs.nucleotide_codes import RESIDUES, encode, reverse_complement, word
-from virnucpro.models.contigs.pieces import Pieces
 
 GENE = "ATG" + "TTAGCTAACCTGACCGCCTAC" * 8 + "TAA"
 """57 residues and a stop; every other frame, of either strand, has a stop among each seven codons."""
@@ -26,16 +26,16 @@ LAMBDA_GENES = {
 """First and last nucleotide, from 1, and whether on the reverse strand, as GenBank's J02459 tells; B is not found."""
 
 
-def pieces_of(letters):
-    return Pieces([encode(letters.encode())])
+def fragments_of(letters):
+    return Fragments([encode(letters.encode())])
 
 
 def genes_of(letters):
-    return Genes.of(pieces_of(letters))
+    return Genes.of(fragments_of(letters))
 
 
 def numbers_of(letters):
-    return genes_of(letters).numbers(pieces_of(letters))[0]
+    return genes_of(letters).numbers(fragments_of(letters))[0]
 
 
 def test_a_gene_is_found_from_its_start_codon_to_its_stop():
@@ -51,13 +51,13 @@ def test_a_gene_is_found_from_its_start_codon_to_its_stop():
 def test_the_other_strand_has_the_same_genes_mirrored():
     letters = np.random.default_rng(2).choice(list("ACGT"), 6000)
     codes = encode("".join(letters).encode())
-    pieces, reverse = Pieces([codes]), Pieces([reverse_complement(codes)])
-    genes, mirrored = Genes.of(pieces), Genes.of(reverse)
+    fragments, reverse = Fragments([codes]), Fragments([reverse_complement(codes)])
+    genes, mirrored = Genes.of(fragments), Genes.of(reverse)
     assert len(genes.lengths_N) > 10
     assert set(zip(genes.starts_N, genes.ends_N, ~genes.is_reverse_N, strict=True)) == set(
         zip(len(codes) - mirrored.ends_N, len(codes) - mirrored.starts_N, mirrored.is_reverse_N, strict=True)
     )
-    np.testing.assert_allclose(genes.numbers(pieces), mirrored.numbers(reverse))
+    np.testing.assert_allclose(genes.numbers(fragments), mirrored.numbers(reverse))
 
 
 def test_a_gene_that_comes_in_from_beyond_the_contig_counts_as_far_as_it_is_seen():
@@ -72,7 +72,7 @@ def test_a_gene_that_comes_in_from_beyond_the_contig_counts_as_far_as_it_is_seen
 
 def test_neighbours_share_little_and_none_is_short():
     codes = encode("".join(np.random.default_rng(1).choice(list("ACGT"), 20_000)).encode())
-    genes = Genes.of(Pieces([codes]))
+    genes = Genes.of(Fragments([codes]))
     assert (genes.starts_N[1:] - genes.ends_N[:-1] >= -MAX_SHARED_NT).all()
     assert (genes.lengths_N >= SHORTEST_GENE).all()
     assert (genes.ends_N - genes.starts_N == 3 * (genes.lengths_N + genes.has_stop_N)).all()

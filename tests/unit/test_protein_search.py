@@ -257,8 +257,8 @@ def test_a_group_that_is_left_out_is_not_compared_with_its_own_proteins(proteins
     names = [(False, "host"), (True, "first"), (True, "second")]
     seen, like = ["host", "first", "second"] * 20, {"host": 0, "first": 1, "second": 1}
 
-    def pieces(groups):
-        """Pieces of both viral groups resemble a protein of the first one."""
+    def fragments(groups):
+        """Fragments of both viral groups resemble a protein of the first one."""
         return LabelledRecords(
             codes=[coding(changed(proteins[like[group]], chooser, 20), chooser) for group in groups],
             is_virus_C=np.array([group != "host" for group in groups]),
@@ -266,7 +266,7 @@ def test_a_group_that_is_left_out_is_not_compared_with_its_own_proteins(proteins
             sources=[f"{group}_{at % 4}" for at, group in enumerate(groups)],
         )
 
-    training, test = pieces(seen), pieces(seen)
+    training, test = fragments(seen), fragments(seen)
     counted = count_kmers(training, training.group_numbers(names), names, ContigSettings(folds=2))
     lengths = np.array([len(protein) for protein in proteins[:2]], dtype=np.int32)
     known = KnownProteins(np.concatenate(proteins[:2]), lengths, np.array([False, True]))

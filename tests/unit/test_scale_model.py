@@ -79,7 +79,7 @@ def test_rates_a_row_and_a_byte_are_those_that_both_measurements_have():
 
 def test_what_the_model_takes_from_the_program_is_still_so(tmp_path):
     assert ModelConfig.__dataclass_fields__["sequences_per_part"].default == scale_model.SEQUENCES_PER_PART
-    assert units.PIECES_OF_A_SHARE == scale_model.PIECES_OF_A_SHARE
+    assert units.UNITS_OF_A_SHARE == scale_model.UNITS_OF_A_SHARE
     assert units.MOST_UNITS_OF_A_SHARE == scale_model.MOST_UNITS_OF_A_SHARE
     assert host_check.HASHED_BYTES == scale_model.HASHED_BYTES
     assert (hdf5.SHARD_BYTES, hdf5.SHARD_ROWS) == (scale_model.SHARD_BYTES, scale_model.SHARD_ROWS)

@@ -160,11 +160,13 @@ def test_a_command_refuses_it_as_a_mistake_of_usage(arguments, code, says, tmp_p
 
 
 def test_a_command_line_is_recorded_for_the_card_with_what_differs_from_the_defaults(tmp_path):
-    training = Training(name="mine", also_chunk_nt=[300], num_pieces=240, group_weights={"a b": 2}, shuffle_labels=True)
+    training = Training(
+        name="mine", also_chunk_nt=[300], num_fragments=240, group_weights={"a b": 2}, shuffle_labels=True
+    )
     settings = TrainingSettings(genomes=str(tmp_path / "labels.tsv"), leave_out=["x/y.fa", "z.fa"], training=training)
     assert command_of([tmp_path / "virus.fa"], settings) == (
         "virnucpro train virus.fa -o DIR --genomes labels.tsv --leave-out y.fa --leave-out z.fa --name mine "
-        "--also-chunk 300 --pieces 240 --group-weight 'a b=2' --shuffle-labels --seed 1"
+        "--also-chunk 300 --fragments 240 --group-weight 'a b=2' --shuffle-labels --seed 1"
     )
 
 

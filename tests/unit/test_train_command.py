@@ -20,8 +20,8 @@ from virnucpro.knobs import from_flat
 from virnucpro.run_layout import TrainingLayout
 from virnucpro.store.contig_table import read_contig_calls
 from virnucpro.training.evaluation.metrics import counts_of
-from virnucpro.training.fitting.classifier_fitting import score_pieces
-from virnucpro.training.fitting.embedded_pieces import read_embedded
+from virnucpro.training.fitting.classifier_fitting import score_fragments
+from virnucpro.training.fitting.embedded_fragments import read_embedded
 from virnucpro.training.training_knobs import TrainingSettings
 
 TRAIN = [sys.executable, "-m", "virnucpro", "train"]
@@ -36,7 +36,7 @@ def command(*arguments):
 @pytest.mark.slow
 def test_a_training_that_is_interrupted_ends_with_130_and_goes_on_and_predict_scores_as_it_did(tmp_path):
     files, out = make_genomes(tmp_path, codons=600), tmp_path / "mine"
-    told = [*files, "-o", out, "--pieces", 60, "--epochs", 2, "--devices", "cpu", "--workers", 1, "--keep-work"]
+    told = [*files, "-o", out, "--fragments", 60, "--epochs", 2, "--devices", "cpu", "--workers", 1, "--keep-work"]
     begun = subprocess.Popen([*TRAIN, *map(str, told)], stderr=subprocess.PIPE, text=True)
     parts = out / "dna" / "work" / "parts"
     while begun.poll() is None and not list(parts.glob("part_*")) and not (out / "protein").exists():
@@ -50,20 +50,20 @@ def test_a_training_that_is_interrupted_ends_with_130_and_goes_on_and_predict_sc
     done = command("train", *told)
     assert done.returncode == 0, done.stderr
     assert "16 records in 16 clusters that are not related" in done.stdout
-    assert "60 pieces train, " in done.stdout
+    assert "60 fragments train, " in done.stdout
     assert f"card: {out / 'MODEL_CARD.md'}" in done.stdout
     assert json.loads((out / "card.json").read_text())["training"]["command"] == (
-        "virnucpro train virus_phage.fa nonviral_bacteria.fa -o DIR --name mine --pieces 60 --epochs 2 --seed 1"
+        "virnucpro train virus_phage.fa nonviral_bacteria.fa -o DIR --name mine --fragments 60 --epochs 2 --seed 1"
     )
     again = command("train", *told, "--json")
     assert (again.returncode, json.loads(again.stdout)["was_complete"]) == (0, True)
 
-    pieces = TrainingLayout(out).pieces
-    called = command("predict", pieces, "-o", tmp_path / "calls", "--classifier", out, "--devices", "cpu")
+    fragments = TrainingLayout(out).fragments
+    called = command("predict", fragments, "-o", tmp_path / "calls", "--classifier", out, "--devices", "cpu")
     assert called.returncode == 0, called.stderr
     scores = [call.score for call in read_contig_calls(tmp_path / "calls" / "contigs.tsv")]
     embedded = read_embedded(TrainingLayout(out), 500, None)
-    as_trained = score_pieces(out, embedded, np.ones(len(embedded.pieces), dtype=bool))
+    as_trained = score_fragments(out, embedded, np.ones(len(embedded.fragments), dtype=bool))
     np.testing.assert_allclose(scores, as_trained, rtol=0, atol=1e-5)
     assert counts_of(as_trained, embedded.is_virus_C).auroc() > 0.9
 

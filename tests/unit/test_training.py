@@ -24,8 +24,8 @@ from virnucpro.models.contigs.contig_model import load_contig_model
 from virnucpro.pipeline.run.run_status import status_of
 from virnucpro.pipeline.run.verification import verify_run
 from virnucpro.run_layout import TrainingLayout
-from virnucpro.training.fitting.embedded_pieces import read_annotations, read_embedded
-from virnucpro.training.fitting.pieces import read_pieces
+from virnucpro.training.fitting.embedded_fragments import read_annotations, read_embedded
+from virnucpro.training.fitting.training_fragments import read_training_fragments
 from virnucpro.training.genomes.genome_split import SPLITS
 from virnucpro.training.genomes.records import read_records
 from virnucpro.training.training_knobs import LENGTHS_NT
@@ -97,13 +97,13 @@ def test_a_classifier_is_whole_and_its_card_says_what_was_done(finished):
     assert evaluation["other_chunks"]["300"]["overall"]["contigs"] == evaluation["overall"]["contigs"]
     assert evaluation["overall"]["auroc"]["value"] > 0.9
     assert "in chunks of 300 nt:" in text
-    assert evaluation["overall"]["contigs"] == card["training"]["pieces"]["test"] >= 8
+    assert evaluation["overall"]["contigs"] == card["training"]["fragments"]["test"] >= 8
     assert card["evaluation"]["overall"] == evaluation["overall"]
     assert 0.5 <= card["threshold"] < 1
     assert not any(
-        (out / name).exists() for name in ("dna", "protein", "chunks_300", "work/pieces.fasta", "work/trained")
+        (out / name).exists() for name in ("dna", "protein", "chunks_300", "work/fragments.fasta", "work/trained")
     )
-    rows = [line.split("\t") for line in (out / "work" / "pieces.tsv").read_text().splitlines()[1:]]
+    rows = [line.split("\t") for line in (out / "work" / "fragments.tsv").read_text().splitlines()[1:]]
     for part, names in parts.items():
         cut = {accession for _, its_part, _, _, _, accession, *_ in rows if its_part == part}
         assert cut
@@ -162,10 +162,10 @@ def test_frames_that_teach_are_of_clear_chunks_and_of_annotated_proteins_where_a
 
     embedded = read_embedded(TrainingLayout(out), 500, read_annotations([annotated]))
     frames = read_records(TrainingLayout(out).protein_frames)
-    assert len(frames) == len(embedded.piece_of_F)
+    assert len(frames) == len(embedded.fragment_of_F)
     seen = set()
-    for record, piece, teaches in zip(frames, embedded.piece_of_F.tolist(), embedded.is_example_F, strict=True):
-        cut = embedded.pieces[piece]
+    for record, fragment, teaches in zip(frames, embedded.fragment_of_F.tolist(), embedded.is_example_F, strict=True):
+        cut = embedded.fragments[fragment]
         number = int(re.fullmatch(r".*_chunk_(\d+)[FR][123]", record.accession)[1])
         starts, ends = chunk_bounds(len(cut.letters), 500)
         is_clear = "N" not in cut.letters[starts[number - 1] : ends[number - 1]]
@@ -173,34 +173,34 @@ def test_frames_that_teach_are_of_clear_chunks_and_of_annotated_proteins_where_a
         assert teaches == (is_clear and is_coding)
         seen.add((is_clear, is_coding))
     assert seen >= {(True, True), (True, False), (False, True)}
-    first = embedded.piece_of_F == 0
+    first = embedded.fragment_of_F == 0
     np.testing.assert_allclose(
         np.hstack([embedded.dna_CD[0], embedded.protein_CE[0]]), embedded.features_FD[first].mean(axis=0), rtol=1e-5
     )
 
 
-def test_pieces_that_are_not_embedded_train_the_contig_model_by_their_letters(finished, tmp_path):
+def test_fragments_that_are_not_embedded_train_the_contig_model_by_their_letters(finished, tmp_path):
     (phages, bacteria), _, weights = finished
     records = read_records(phages)
     halves = [(tmp_path / f"virus_{name}.fa", records[at::2]) for at, name in enumerate(("phage", "herpes"))]
     files = [bacteria, *(write_fasta(path, [(one.accession, one.letters) for one in half]) for path, half in halves)]
     out = tmp_path / "out"
-    asked = {"num_pieces": 90, "embedded_pieces": 30, "leave_groups_out": True, "keep_work": True}
+    asked = {"num_fragments": 90, "embedded_fragments": 30, "leave_groups_out": True, "keep_work": True}
     found = trained(files, out, hash_training(seed=3, **asked))
     assert found["contig_model.safetensors.gz"] != weights["contig_model.safetensors.gz"]
     assert not load_contig_model(out, read_card(out)).uses_embeddings
     layout, card = TrainingLayout(out), json.loads((out / "card.json").read_bytes())
-    pieces = [read_pieces(layout.pieces, layout.pieces_table)]
-    pieces.append(read_pieces(layout.further_pieces, layout.further_pieces_table))
-    assert [sum(piece.part == "train" for piece in some) for some in pieces] == [30, 60]
-    assert len({piece.name for some in pieces for piece in some}) == sum(map(len, pieces))
+    fragments = [read_training_fragments(layout.fragments, layout.fragments_table)]
+    fragments.append(read_training_fragments(layout.further_fragments, layout.further_fragments_table))
+    assert [sum(fragment.part == "train" for fragment in some) for some in fragments] == [30, 60]
+    assert len({fragment.name for some in fragments for fragment in some}) == sum(map(len, fragments))
     of_groups = card["training"]["groups_left_out"]
     assert of_groups.keys() == {"phage", "herpes"}
     assert of_groups["phage"]["others"] > 0
     assert "| group left out |" in (out / "MODEL_CARD.md").read_text()
 
 
-def test_pieces_that_look_viral_among_the_others_are_named_in_the_card(finished, tmp_path):
+def test_fragments_that_look_viral_among_the_others_are_named_in_the_card(finished, tmp_path):
     (phages, bacteria), _, _ = finished
     *viral, prophage = read_records(phages)
     others = [*read_records(bacteria), prophage]
@@ -211,13 +211,13 @@ def test_pieces_that_look_viral_among_the_others_are_named_in_the_card(finished,
     ]
     trees = TreeSettings(trees=60, learning_rate=0.3, least_contigs=5)
     contig = ContigSettings(folds=4, members=1, most_epochs=3, trees=trees)
-    trained(files, tmp_path / "out", hash_training(contig=contig, num_pieces=300, held_out_share=0.1))
+    trained(files, tmp_path / "out", hash_training(contig=contig, num_fragments=300, held_out_share=0.1))
     card = json.loads((tmp_path / "out" / "card.json").read_bytes())
     suspects = card["training"]["contigs"]["suspects"]
     assert {(one["place"].partition(":")[0], one["group"]) for one in suspects} == {(named[-1][0], "bacteria")}
     assert min(one["score"] for one in suspects) >= 0.95
     text = (tmp_path / "out" / "MODEL_CARD.md").read_text()
-    assert f"{len(suspects)} pieces of genomes that are not viral look viral" in text
+    assert f"{len(suspects)} fragments of genomes that are not viral look viral" in text
     assert suspects[0]["place"] in text
 
 
@@ -233,13 +233,13 @@ def test_shuffled_labels_are_said_loudly(finished, tmp_path):
     ("changes", "says"),
     [
         ({"chunk_nt": 400}, "chunk_nt is 400: it should be 300 or 500"),
-        ({"num_pieces": 10}, "num_pieces is 10: it should be greater than or equal to 60"),
+        ({"num_fragments": 10}, "num_fragments is 10: it should be greater than or equal to 60"),
         ({"dna_model": "virnucpro-tiny-protein"}, "it is no DNA model"),
         ({"protein_model": "nonsense"}, "unknown model"),
         ({"name": ""}, "--name"),
         ({"group_weights": {"phage": -1.0}}, "group_weights is -1.0: it should be greater than or equal to 0"),
         ({"length_weights": {200: 1.0}}, "lengths of 300 nt and more"),
-        ({"length_weights": dict.fromkeys(LENGTHS_NT, 0.0)}, "pieces of no length"),
+        ({"length_weights": dict.fromkeys(LENGTHS_NT, 0.0)}, "fragments of no length"),
     ],
 )
 def test_settings_that_cannot_work_are_refused_in_a_sentence(changes, says):

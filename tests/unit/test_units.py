@@ -128,7 +128,7 @@ def test_more_devices_later_get_smaller_units():
 
 def test_a_unit_that_is_lost_again_is_halved_and_given_up_in_the_end():
     book = book_of([3, 4, 5, 6])
-    with patch.object(units, "PIECES_OF_A_SHARE", 1):
+    with patch.object(units, "UNITS_OF_A_SHARE", 1):
         unit = book.next(1)
     known = {40: (4, ("died", 3)), 60: (6, ("hung", 2))}
     book.take(unit, record(left=unit.blocks, suspects={4: 2, 6: 1}, quarantined=known, is_lost=True))

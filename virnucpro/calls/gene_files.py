@@ -15,9 +15,9 @@ from urllib.parse import quote
 
 import numpy as np
 
+from virnucpro.models.contigs.fragments import Fragments
 from virnucpro.models.contigs.gene_finding import MAX_SHARED_NT, Genes
 from virnucpro.models.contigs.nucleotide_codes import LETTERS, RESIDUES, encode
-from virnucpro.models.contigs.pieces import Pieces
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator, Sequence
@@ -123,11 +123,11 @@ def _in_windows(codes_L: CodeArray) -> Iterator[Gene]:
 
 
 def _genes_of(codes: Sequence[CodeArray]) -> Iterator[list[Gene]]:
-    genes = Genes.of(Pieces(codes))
+    genes = Genes.of(Fragments(codes))
     residues = _RESIDUE_LETTERS[genes.residues()].tobytes().decode()
     ends = np.cumsum(genes.lengths_N)
     columns = zip(
-        genes.groups.piece_X.tolist(),
+        genes.groups.fragment_X.tolist(),
         (genes.starts_N + 1).tolist(),
         genes.ends_N.tolist(),
         genes.is_reverse_N.tolist(),
@@ -139,11 +139,11 @@ def _genes_of(codes: Sequence[CodeArray]) -> Iterator[list[Gene]]:
     )
     found: list[list[Gene]] = [[] for _ in codes]
     numbers = [code.number for code in genes.genetic_codes]
-    for piece, first, last, is_reverse, codon, has_stop, begin, end in columns:
+    for fragment, first, last, is_reverse, codon, has_stop, begin, end in columns:
         start = EDGE if codon < 0 else _CODON_NAMES[codon]
         protein = residues[begin:end] if start == EDGE else f"M{residues[begin + 1 : end]}"
         strand = "-" if is_reverse else "+"
-        found[piece].append(Gene(first, last, strand, start, has_stop, numbers[piece], protein))
+        found[fragment].append(Gene(first, last, strand, start, has_stop, numbers[fragment], protein))
     for of_contig in found:
         yield sorted(of_contig)
 

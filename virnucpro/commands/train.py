@@ -120,7 +120,7 @@ def _report(result: TrainingResult, *, as_json: bool, quiet: bool) -> None:
         where, counts = printable(str(result.output_dir)), result.counts
         if result.was_complete:
             print(f"{where}: already complete; nothing was computed")
-        parts = ", ".join(f"{counts[f'{part} pieces']:,} {what}" for part, what in _PARTS.items())
+        parts = ", ".join(f"{counts[f'{part} fragments']:,} {what}" for part, what in _PARTS.items())
         print(f"{counts['records']:,} records in {counts['clusters']:,} clusters that are not related")
         print(f"  {parts}; {counts['frames']:,} open frames embedded")
         for note in result.notes:
@@ -131,4 +131,4 @@ def _report(result: TrainingResult, *, as_json: bool, quiet: bool) -> None:
         print(f"next: virnucpro predict CONTIGS -o OUT --classifier {printable(shlex.quote(str(result.output_dir)))}")
 
 
-_PARTS = {"train": "pieces train", "validation": "stop and calibrate", "test": "measure"}
+_PARTS = {"train": "fragments train", "validation": "stop and calibrate", "test": "measure"}

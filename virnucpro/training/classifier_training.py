@@ -1,5 +1,5 @@
 """
-The training: from labelled genomes to a classifier by a split, pieces, embedding runs, training and measuring.
+The training: from labelled genomes to a classifier by a split, fragments, embedding runs, training and measuring.
 
 ``run_training`` reads as the pipeline. A stage that was recorded and whose files are intact is not done again, and the
 embedding runs resume.
@@ -22,8 +22,12 @@ from virnucpro.pipeline.multi_gpu_inference import embed_job
 from virnucpro.pipeline.run.run import failure_noted, running
 from virnucpro.pipeline.run.stages import EmbeddingJob, Stage, Stages, call_stage
 from virnucpro.run_layout import TrainingLayout
-from virnucpro.training.fitting.embedded_pieces import cut_frames
-from virnucpro.training.fitting.pieces import PieceRules, cut_pieces, write_pieces
+from virnucpro.training.fitting.embedded_fragments import cut_frames
+from virnucpro.training.fitting.training_fragments import (
+    FragmentRules,
+    cut_training_fragments,
+    write_training_fragments,
+)
 from virnucpro.training.genomes.genome_split import SPLITS, TEST, TRAIN, SplitGenomes, split_labelled, training_data_of
 from virnucpro.training.genomes.records import read_genomes
 from virnucpro.training.training_run import TrainingRun, classifier_files, prepare_training, remove_work, trained_files
@@ -49,7 +53,7 @@ class TrainingResult:
     """Folder of the classifier."""
     name: str
     counts: dict[str, int]
-    """Genomes, pieces, chunks and frames."""
+    """Genomes, fragments, chunks and frames."""
     notes: tuple[str, ...]
     """What the user should know, a sentence each."""
     stages_s: dict[str, float]
@@ -102,7 +106,7 @@ def run_training(
         embed = embed or partial(embed_job, claim=claim, workers=workers, limits=limits, telemetry=shown, stop=stop)
         with failure_noted(layout):
             stages.do("split", lambda: run.do(split_stage(run)))
-            stages.do("pieces", lambda: run.do(pieces_stage(run, stop)))
+            stages.do("training_fragments", lambda: run.do(fragments_stage(run, stop)))
             with claim.held(shown, run_id=run_id, stop=stop):
                 for job in embedding_jobs(run):
                     with stages.shown(job.stage):
@@ -154,50 +158,52 @@ def read_split(run: TrainingRun) -> SplitGenomes:
     )
 
 
-def pieces_stage(run: TrainingRun, stop: threading.Event | None = None) -> Stage:
-    """Make pieces of each part's genomes, and chunks and frames of the pieces."""
+def fragments_stage(run: TrainingRun, stop: threading.Event | None = None) -> Stage:
+    """Make fragments of each part's genomes, and chunks and frames of the fragments."""
     config, layout = run.config, run.layout
     others = {chunk_nt: layout.with_chunks(chunk_nt) for chunk_nt in config.also_chunk_nt}
 
     def work() -> dict[str, int]:
         found = read_split(run)
-        pieces, further = [], []
+        fragments, further = [], []
         for part in SPLITS:
-            rules = piece_rules(config, part, found.of_part(part))
-            count = config.asked.num_pieces if part == TRAIN else config.measured_pieces
-            of_part = cut_pieces(found.of_part(part), count, rules, part=part, seed=config.asked.seed)
-            embedded = config.embedded_pieces(part)
-            pieces += of_part[:embedded]
+            rules = fragment_rules(config, part, found.of_part(part))
+            count = config.asked.num_fragments if part == TRAIN else config.measured_fragments
+            of_part = cut_training_fragments(found.of_part(part), count, rules, part=part, seed=config.asked.seed)
+            embedded = config.embedded_fragments(part)
+            fragments += of_part[:embedded]
             further += of_part[embedded:]
-        write_pieces(pieces, layout.pieces, layout.pieces_table)
-        write_pieces(further, layout.further_pieces, layout.further_pieces_table)
+        write_training_fragments(fragments, layout.fragments, layout.fragments_table)
+        write_training_fragments(further, layout.further_fragments, layout.further_fragments_table)
         counts = asdict(cut_frames(layout, config.asked.chunk_nt, stop))
         for chunk_nt, other in others.items():
-            write_pieces([piece for piece in pieces if piece.part == TEST], other.pieces, other.pieces_table)
+            write_training_fragments(
+                [fragment for fragment in fragments if fragment.part == TEST], other.fragments, other.fragments_table
+            )
             cut_frames(other, chunk_nt, stop)
-        pieces += further
-        by_part = Counter(piece.part for piece in pieces)
+        fragments += further
+        by_part = Counter(fragment.part for fragment in fragments)
         return {
-            **{f"{part} pieces": by_part[part] for part in SPLITS},
-            "nucleotides": sum(len(piece.letters) for piece in pieces),
+            **{f"{part} fragments": by_part[part] for part in SPLITS},
+            "nucleotides": sum(len(fragment.letters) for fragment in fragments),
             **{name: counts[name] for name in ("chunks", "open_chunks", "frames")},
         }
 
-    names = ("pieces", "pieces_table", "contig_index", "nucleotide_frames", "protein_frames", "open_frames")
+    names = ("fragments", "fragments_table", "contig_index", "nucleotide_frames", "protein_frames", "open_frames")
     written = [getattr(one, name) for one in (layout, *others.values()) for name in names]
-    written += [layout.further_pieces, layout.further_pieces_table]
-    return Stage(name="pieces", fingerprint=run.fingerprint, files=written, work=work)
+    written += [layout.further_fragments, layout.further_fragments_table]
+    return Stage(name="training_fragments", fingerprint=run.fingerprint, files=written, work=work)
 
 
-def piece_rules(config: TrainingConfig, part: str, genomes: Sequence[LabelledGenome]) -> PieceRules:
-    """Return how the pieces of a part's genomes are drawn; groups with both labels, shuffled, give as many of each."""
+def fragment_rules(config: TrainingConfig, part: str, genomes: Sequence[LabelledGenome]) -> FragmentRules:
+    """Return how fragments of a part's genomes are drawn; groups with both labels, shuffled, give as many of each."""
     weights = dict(config.asked.group_weights)
     if config.asked.shuffle_labels:
         num_nt: Counter[str] = Counter()
         for genome in genomes:
             num_nt[genome.group] += len(genome.letters)
         weights = {group: num_nt[group] ** 0.5 for group in num_nt} | weights
-    return PieceRules(
+    return FragmentRules(
         lengths_nt=config.lengths_nt,
         group_weights=weights,
         most_coverage=TRAINING_COVERAGE if part == TRAIN else MEASURED_COVERAGE,
@@ -239,7 +245,9 @@ def evaluate(run: TrainingRun) -> TrainingResult:
     written = publish_classifier(run, found)
     seconds = time.monotonic() - began_s
     manifest.counts = {
-        name: count for stage in ("split", "pieces", "train") for name, count in manifest.stages[stage].counts.items()
+        name: count
+        for stage in ("split", "training_fragments", "train")
+        for name, count in manifest.stages[stage].counts.items()
     }
     manifest.notes = [*run.labelled.notes, *found.notes]
     manifest.files = {path.name: durable.sha256_of(path) for path in written}

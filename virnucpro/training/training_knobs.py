@@ -9,15 +9,15 @@ from virnucpro.choices import DEFAULT_DNA_MODEL, DEFAULT_PROTEIN_MODEL
 from virnucpro.knobs import Box, knob
 from virnucpro.settings import RESTART, FilePath, RunSettings
 
-DEFAULT_PIECES = 12_000
-"""Pieces that train: some 28 million nucleotides."""
-LEAST_PIECES = 60
-"""Pieces below which nothing can be learnt or measured."""
+DEFAULT_FRAGMENTS = 12_000
+"""Fragments that train: some 28 million nucleotides."""
+LEAST_FRAGMENTS = 60
+"""Fragments below which nothing can be learnt or measured."""
 DEFAULT_HELD_OUT_SHARE = 0.1
 MOST_HELD_OUT_SHARE = 0.4
 DEFAULT_EPOCHS = 100
 LENGTHS_NT = {300: 1.0, 500: 1.0, 800: 1.0, 1000: 1.0, 2000: 1.0, 3000: 1.0, 5000: 1.0, 10_000: 0.5}
-"""Nucleotides of a piece -> how often, against the others."""
+"""Nucleotides of a fragment -> how often, against the others."""
 
 # A table: each setting in as few lines as it takes.
 # fmt: off
@@ -43,16 +43,17 @@ class Training(Box):
         DEFAULT_PROTEIN_MODEL, "Model of proteins", "Embeds the proteins: a registered name or a path.",
         text=texts.PROTEIN_MODEL, metavar="NAME|PATH"
     )
-    num_pieces: int = knob(
-        DEFAULT_PIECES, "Pieces",
+    num_fragments: int = knob(
+        DEFAULT_FRAGMENTS, "Fragments",
         "Contigs of 300 to 10,000 nt that are extracted from the genomes to train on, half of them viral; a sixth as "
-        "many stop the training, and a sixth measure it.", ge=LEAST_PIECES, le=10**8, option="--pieces", metavar="N",
-        decides=True, recorded="pieces"
+        "many stop the training, and a sixth measure it.",
+        ge=LEAST_FRAGMENTS, le=10**8, option="--fragments", metavar="N",
+        decides=True, recorded="fragments"
     )
-    embedded_pieces: int = knob(
-        0, "Embedded pieces",
-        "Pieces that train whose frames are embedded, too; if there are others, the contig model reads no embeddings.",
-        ge=0, le=10**8, metavar="N", auto="all", decides=True, recorded="embedded pieces"
+    embedded_fragments: int = knob(
+        0, "Embedded fragments",
+        "Fragments that train whose frames are embedded; if there are others, the contig model reads no embeddings.",
+        ge=0, le=10**8, metavar="N", auto="all", decides=True, recorded="embedded fragments"
     )
     held_out_share: float = knob(
         DEFAULT_HELD_OUT_SHARE, "Held out",
@@ -65,13 +66,13 @@ class Training(Box):
     )
     length_weights: dict[int, Annotated[float, Field(ge=0)]] = knob(
         {}, "Weights of lengths",
-        "How often a piece has this many nucleotides, against the others; what is not named keeps its weight.",
+        "How often a fragment has this many nucleotides, against the others; what is not named keeps its weight.",
         option="--length-weight", metavar="NT=NUMBER",
         auto=", ".join(f"{length}={weight:g}" for length, weight in LENGTHS_NT.items()), decides=True,
-        recorded="lengths of pieces"
+        recorded="lengths of fragments"
     )
     group_weights: dict[str, Annotated[float, Field(ge=0)]] = knob(
-        {}, "Weights of groups", "How many of a label's pieces come from this group, against the others.",
+        {}, "Weights of groups", "How many of a label's fragments come from this group, against the others.",
         option="--group-weight", metavar="GROUP=NUMBER", auto="the root of the group's nucleotides", decides=True,
         recorded="group weights"
     )
@@ -87,7 +88,7 @@ class Training(Box):
     )
     seed: int = knob(1, "Seed", "Of all random numbers.", ge=0, le=2**31 - 1, metavar="N", decides=True)
     data_note: str = knob("", "Origin", "What the card says of the origin and licence of the genomes.", metavar="TEXT")
-    keep_work: bool = knob(False, "Keep embeddings", "Keep pieces and embeddings when the classifier is done.")
+    keep_work: bool = knob(False, "Keep embeddings", "Keep fragments and embeddings when the classifier is done.")
     command: str = knob(
         "", "Command", "What the card says makes the same classifier.", auto="this flow with these parameters",
         faces="form"

@@ -102,7 +102,7 @@ class _TrainingPreparation(Preparation[TrainingManifest, LabelledInput]):
         del earlier, source
         remove_files(self.layout, reversed(classifier_files(self.layout)), with_manifest=False)
         remove_work(self.layout)
-        remove_files(self.layout, [self.layout.split, self.layout.pieces_table])
+        remove_files(self.layout, [self.layout.split, self.layout.fragments_table])
 
     def foreign(self, earlier: TrainingManifest | None) -> list[Path]:
         del earlier
@@ -146,18 +146,18 @@ def trained_files(layout: TrainingLayout) -> list[Path]:
 
 
 def remove_work(layout: TrainingLayout) -> None:
-    """Remove what only the making of the classifier needed: embeddings, frames and pieces."""
+    """Remove what only the making of the classifier needed: embeddings, frames and fragments."""
     for one in (*(layout.with_chunks(chunk_nt) for chunk_nt in CHUNKS_NT), layout):
         for embedding in (one.dna_dir, one.protein_dir):
             remove_run(RunLayout(embedding))
         frames = [one.nucleotide_frames, one.protein_frames, one.open_frames]
-        for path in [*trained_files(one), *frames, one.pieces, one.contig_index, *one.unpacked()]:
+        for path in [*trained_files(one), *frames, one.fragments, one.contig_index, *one.unpacked()]:
             durable.remove(path)
         for folder in (one.trained_dir, one.unpacked_dir):
             durable.remove_strays(folder)
             durable.remove_empty(folder)
         if one != layout:
-            durable.remove(one.pieces_table)
+            durable.remove(one.fragments_table)
             for folder in (one.work_dir, one.output_dir):
                 durable.remove_strays(folder)
                 durable.remove_empty(folder)

@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Any
 from virnucpro.choices import SequenceKind
 from virnucpro.errors import ConfigurationError, printable
 from virnucpro.pipeline.prediction.settings import configure_encoder, encoder_settings
-from virnucpro.training.training_knobs import DEFAULT_EPOCHS, LEAST_PIECES, LENGTHS_NT
+from virnucpro.training.training_knobs import DEFAULT_EPOCHS, LEAST_FRAGMENTS, LENGTHS_NT
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping
@@ -24,13 +24,13 @@ if TYPE_CHECKING:
     from virnucpro.training.training_knobs import Training, TrainingSettings
 
 MEASURED_SHARE = 1 / 6
-"""Pieces of validation, and of test, for each one that trains."""
+"""Fragments of validation, and of test, for each one that trains."""
 CHUNKS_NT = (300, 500)
 """Nucleotides of a chunk, as the published classifiers have them."""
 TRAINING_COVERAGE, MEASURED_COVERAGE = 8.0, 2.0
 """Times that a genome's letters are used, at most, for training and for what is measured on."""
 SHORTEST_NT = 300
-"""Nucleotides of the shortest piece, and of the shortest record that is cut."""
+"""Nucleotides of the shortest fragment, and of the shortest record that is cut."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -130,20 +130,20 @@ class TrainingConfig:
     leave_out: tuple[Path, ...] = ()
     """Genomes or contigs whose relatives are not used."""
     lengths_nt: Mapping[int, float] = field(default_factory=lambda: dict(LENGTHS_NT))
-    """Nucleotides of a piece -> how often, against the others."""
+    """Nucleotides of a fragment -> how often, against the others."""
     classifier: ClassifierSettings
     """How the frame classifier is trained."""
     contig: ContigSettings
     """How the contig model is trained."""
 
     @property
-    def measured_pieces(self) -> int:
-        """Pieces of validation, and of test."""
-        return _measured(self.asked.num_pieces)
+    def measured_fragments(self) -> int:
+        """Fragments of validation, and of test."""
+        return _measured(self.asked.num_fragments)
 
-    def embedded_pieces(self, part: str) -> int:
-        """Return how many pieces of a part have their frames embedded, at most."""
-        of_training = self.asked.embedded_pieces or self.asked.num_pieces
+    def embedded_fragments(self, part: str) -> int:
+        """Return how many fragments of a part have their frames embedded, at most."""
+        of_training = self.asked.embedded_fragments or self.asked.num_fragments
         return of_training if part == "train" else _measured(of_training)
 
     def settings(self, device_type: str) -> dict[str, Any]:
@@ -155,10 +155,10 @@ class TrainingConfig:
             "labels by": "names" if self.genomes is None else "table",
             "files of annotated proteins": len(self.annotations),
             "files whose relatives are left out": len(self.leave_out),
-            "pieces": self.asked.num_pieces,
-            "embedded pieces": self.asked.embedded_pieces,
+            "fragments": self.asked.num_fragments,
+            "embedded fragments": self.asked.embedded_fragments,
             "held-out share": self.asked.held_out_share,
-            "lengths of pieces": {str(length): weight for length, weight in sorted(self.lengths_nt.items())},
+            "lengths of fragments": {str(length): weight for length, weight in sorted(self.lengths_nt.items())},
             "group weights": dict(sorted(self.asked.group_weights.items())),
             "seed": self.asked.seed,
             "leave groups out": self.asked.leave_groups_out,
@@ -203,16 +203,18 @@ def configure_training(
     )
 
 
-def _measured(num_pieces: int) -> int:
-    """Return the pieces of validation, and of test, for so many that train."""
-    return max(LEAST_PIECES // 3, int(MEASURED_SHARE * num_pieces))
+def _measured(num_fragments: int) -> int:
+    """Return the fragments of validation, and of test, for so many that train."""
+    return max(LEAST_FRAGMENTS // 3, int(MEASURED_SHARE * num_fragments))
 
 
 def _lengths(weights: Mapping[int, float]) -> dict[int, float]:
-    """Return the weight of each length of pieces that has any."""
+    """Return the weight of each length of fragments that has any."""
     lengths = {length: weight for length, weight in {**LENGTHS_NT, **weights}.items() if weight != 0}
     wrong = [length for length in lengths if length < SHORTEST_NT or not 0 < lengths[length] < float("inf")]
     if wrong or not lengths:
-        what = f"pieces of {wrong[0]} nt with the weight {lengths[wrong[0]]:g}" if wrong else "pieces of no length"
+        what = (
+            f"fragments of {wrong[0]} nt with the weight {lengths[wrong[0]]:g}" if wrong else "fragments of no length"
+        )
         raise ConfigurationError(f"{what}: give lengths of {SHORTEST_NT} nt and more, and weights of 0 and above")
     return lengths

@@ -7,7 +7,7 @@ codons are ignored. Of the others those are chosen whose total length, each less
 neighbours share at most ``MAX_SHARED_NT``: in most stretches of viral and cellular genomes the longest open frame is
 the coding one. Density, strand, length and start of genes separate phages from their hosts over families without
 similar sequences (Roux et al. 2015, Camargo et al. 2023). Genes are read by genetic code 11, unless code 4 or 15 makes
-a long contig much denser. Legend: P pieces (contigs, or parts of them), N genes of all pieces, R residues.
+a long contig much denser. Legend: P fragments (contigs, or parts of them), N genes of all fragments, R residues.
 """
 
 from __future__ import annotations
@@ -19,13 +19,13 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
+from virnucpro.models.contigs.fragments import FRAMES, Groups, ranges
 from virnucpro.models.contigs.nucleotide_codes import BACTERIAL, CODONS, NO_CODON, RECODED, RESIDUES, GeneticCode, word
-from virnucpro.models.contigs.pieces import FRAMES, Groups, ranges
 
 if TYPE_CHECKING:
     from virnucpro.arrays import BoolArray, DoubleArray, IntArray
+    from virnucpro.models.contigs.fragments import Fragments
     from virnucpro.models.contigs.nucleotide_codes import CodeArray
-    from virnucpro.models.contigs.pieces import Pieces
 
 
 SHORTEST_GENE = 30
@@ -58,51 +58,51 @@ _UPSTREAM_NT = (18, 3)
 
 @dataclass(frozen=True)
 class Genes:
-    """Likely genes of pieces; those of a piece are ordered by their ends."""
+    """Likely genes of fragments; those of a fragment are ordered by their ends."""
 
     groups: Groups
     starts_N: IntArray
-    """int64 (N,): first nucleotide, on the forward strand of the piece, from 0."""
+    """int64 (N,): first nucleotide, on the forward strand of the fragment, from 0."""
     ends_N: IntArray
     """int64 (N,): nucleotide after the last one."""
     is_reverse_N: BoolArray
     start_codons_N: IntArray
     """int64 (N,): number of the start codon; -1 where it is unknown."""
     has_stop_N: BoolArray
-    """bool (N,): whether the gene's end is in the piece."""
+    """bool (N,): whether the gene's end is in the fragment."""
     lengths_N: IntArray
     """int64 (N,): residues."""
     codons_R: CodeArray
     """uint8 (R,): codons of all genes, end to end."""
     code_P: IntArray
-    """int64 (P,): place of each piece's genetic code among 11, 4 and 15."""
+    """int64 (P,): place of each fragment's genetic code among 11, 4 and 15."""
 
     @classmethod
-    def of(cls, pieces: Pieces) -> Genes:
+    def of(cls, fragments: Fragments) -> Genes:
         """Return the genes by the code with which they cover most, 11 unless another one is clearly better."""
-        code_P = np.zeros(len(pieces), dtype=np.int64)
-        frames = _OpenFrames.chosen(BACTERIAL, pieces, np.ones(len(pieces), dtype=np.bool_))
-        share_P = frames.share_of(pieces)
-        is_open_P = (pieces.lengths_P >= RECODED_NT) & (share_P + RECODED_GAIN <= 1)
+        code_P = np.zeros(len(fragments), dtype=np.int64)
+        frames = _OpenFrames.chosen(BACTERIAL, fragments, np.ones(len(fragments), dtype=np.bool_))
+        share_P = frames.share_of(fragments)
+        is_open_P = (fragments.lengths_P >= RECODED_NT) & (share_P + RECODED_GAIN <= 1)
         if is_open_P.any():
-            recoded = [_OpenFrames.chosen(code, pieces, is_open_P) for code in RECODED]
-            shares = np.stack([found.share_of(pieces) for found in recoded])
+            recoded = [_OpenFrames.chosen(code, fragments, is_open_P) for code in RECODED]
+            shares = np.stack([found.share_of(fragments) for found in recoded])
             best_P = shares.argmax(axis=0)
-            means = np.stack([Groups(found.piece_N, len(pieces)).means(found.lengths_nt) for found in recoded])
+            means = np.stack([Groups(found.fragment_N, len(fragments)).means(found.lengths_nt) for found in recoded])
             is_dense_P = shares.max(axis=0) >= np.maximum(RECODED_SHARE, share_P + RECODED_GAIN)
-            is_better_P = is_open_P & is_dense_P & (means[best_P, np.arange(len(pieces))] >= RECODED_GENE_NT)
+            is_better_P = is_open_P & is_dense_P & (means[best_P, np.arange(len(fragments))] >= RECODED_GENE_NT)
             code_P[is_better_P] = best_P[is_better_P] + 1
-            frames = _OpenFrames.joined([f.of_pieces(code_P == n) for n, f in enumerate((frames, *recoded))])
-        return cls._of_frames(frames, pieces, code_P)
+            frames = _OpenFrames.joined([f.of_fragments(code_P == n) for n, f in enumerate((frames, *recoded))])
+        return cls._of_frames(frames, fragments, code_P)
 
     @classmethod
-    def _of_frames(cls, frames: _OpenFrames, pieces: Pieces, code_P: IntArray) -> Genes:
-        starts, ends, is_reverse = frames.places(pieces)
-        codons = pieces.codons_6F.ravel()
+    def _of_frames(cls, frames: _OpenFrames, fragments: Fragments, code_P: IntArray) -> Genes:
+        starts, ends, is_reverse = frames.places(fragments)
+        codons = fragments.codons_6F.ravel()
         first_codons = codons[frames.first_N].astype(np.int64)
         lengths = frames.last_N - frames.first_N
         return cls(
-            groups=Groups(frames.piece_N, len(pieces)),
+            groups=Groups(frames.fragment_N, len(fragments)),
             starts_N=starts,
             ends_N=ends,
             is_reverse_N=is_reverse,
@@ -121,14 +121,14 @@ class Genes:
         """Return the residues of all genes, end to end: places in ``RESIDUES``, uint8 (R,)."""
         if not self.code_P.any():
             return BACTERIAL.residue_of_codon.take(self.codons_R)
-        code_R = np.repeat(self.code_P[self.groups.piece_X], self.lengths_N)
+        code_R = np.repeat(self.code_P[self.groups.fragment_X], self.lengths_N)
         return _RESIDUES_OF_CODES[code_R, self.codons_R]
 
-    def numbers(self, pieces: Pieces) -> DoubleArray:
+    def numbers(self, fragments: Fragments) -> DoubleArray:
         """
         Return the features of the genes, float64 (P, NUMBERS); 0 for a mean of nothing.
 
-        In this order: genes per 1,000 nt, and their share of the piece; strand changes over pairs of neighbours, and
+        In this order: genes per 1,000 nt, and their share of the fragment; strand changes over pairs of neighbours, and
         how much longer the genes of one strand are than the other's; mean length of all genes; mean, median and
         standard deviation of the lengths of whole ones, and these per 1,000 nt; mean space between neighbours; of
         those on one strand the median space, the mean space, and the shares that overlap, are far apart, or overlap by
@@ -137,11 +137,11 @@ class Genes:
         are read by another code than 11.
         """
         genes, lengths = self.groups, self.ends_N - self.starts_N
-        num_nt_P = np.maximum(pieces.lengths_P, 1)
+        num_nt_P = np.maximum(fragments.lengths_P, 1)
         is_whole = (self.start_codons_N != _NOT_SEEN) & self.has_stop_N
         whole, whole_lengths = genes.take(is_whole), lengths[is_whole]
-        is_pair = genes.piece_X[1:] == genes.piece_X[:-1]
-        pairs = Groups(genes.piece_X[1:][is_pair], len(pieces))
+        is_pair = genes.fragment_X[1:] == genes.fragment_X[:-1]
+        pairs = Groups(genes.fragment_X[1:][is_pair], len(fragments))
         spaces = (self.starts_N[1:] - self.ends_N[:-1])[is_pair]
         changes = (self.is_reverse_N[1:] != self.is_reverse_N[:-1])[is_pair]
         along, along_spaces = pairs.take(~changes), spaces[~changes]
@@ -165,7 +165,7 @@ class Genes:
             along.means(along_spaces < 0),
             along.means(along_spaces > WIDE_NT),
             along.means((along_spaces < 0) & (along_spaces > -9)),
-            *(seen.means(has_site[is_seen]) for has_site in self._has_binding_site(pieces)),
+            *(seen.means(has_site[is_seen]) for has_site in self._has_binding_site(fragments)),
             seen.means(starts == _START_CODONS[0]),
             seen.means(starts == _START_CODONS[1]),
             whole.means(whole_lengths < SMALL_NT),
@@ -179,25 +179,25 @@ class Genes:
 
     def usage(self) -> DoubleArray:
         """Return the shares of codons and of residues, float64 (P, CODONS + 20)."""
-        of_genes = Groups(np.repeat(self.groups.piece_X, self.lengths_N), len(self.code_P))
+        of_genes = Groups(np.repeat(self.groups.fragment_X, self.lengths_N), len(self.code_P))
         codons = of_genes.bins(self.codons_R, CODONS)
         residues = of_genes.bins(self.residues(), len(RESIDUES))
         return np.concatenate([codons, residues], axis=1) / np.maximum(of_genes.counts_P, 1)[:, None]
 
-    def _has_binding_site(self, pieces: Pieces) -> list[BoolArray]:
+    def _has_binding_site(self, fragments: Fragments) -> list[BoolArray]:
         """Return which genes have a binding site before their start, for each length of site, bool (N,)."""
-        piece_N = self.groups.piece_X
-        start_N = np.where(self.is_reverse_N, pieces.lengths_P[piece_N] - self.ends_N, self.starts_N)
+        fragment_N = self.groups.fragment_X
+        start_N = np.where(self.is_reverse_N, fragments.lengths_P[fragment_N] - self.ends_N, self.starts_N)
         farthest, nearest = _UPSTREAM_NT
         before = np.arange(-farthest, max(_BINDING_SITES) - nearest - 1)
-        begin_N = 3 * pieces.frame_starts_P[piece_N] + start_N
+        begin_N = 3 * fragments.frame_starts_P[fragment_N] + start_N
         places = farthest - nearest
         at = np.maximum(begin_N[:, None] + before, 0)
-        letters = pieces.strands_2T[self.is_reverse_N.astype(np.intp)[:, None], at]
+        letters = fragments.strands_2T[self.is_reverse_N.astype(np.intp)[:, None], at]
         is_inside = start_N[:, None] + before[:places] >= 0
         found = []
         for k, sites in _BINDING_SITES.items():
-            numbers = np.zeros((len(piece_N), places), dtype=np.uint16)
+            numbers = np.zeros((len(fragment_N), places), dtype=np.uint16)
             for letter in range(k):
                 numbers = (numbers << 2) | (letters[:, letter : letter + places] & 3)
             is_site = np.logical_or.reduce([numbers == word(site) for site in sites])
@@ -207,9 +207,9 @@ class Genes:
 
 @dataclass(frozen=True)
 class _OpenFrames:
-    """Open reading frames, by their places in the six frames of all pieces, end to end."""
+    """Open reading frames, by their places in the six frames of all fragments, end to end."""
 
-    piece_N: IntArray
+    fragment_N: IntArray
     """int64 (N,), ascending."""
     first_N: IntArray
     """int64 (N,): first codon."""
@@ -218,49 +218,51 @@ class _OpenFrames:
     has_stop_N: BoolArray
 
     @classmethod
-    def chosen(cls, code: GeneticCode, pieces: Pieces, is_read_P: BoolArray) -> _OpenFrames:
-        """Return the best candidates by *code*, of the pieces that are to be read."""
-        codons = pieces.codons_6F.ravel()
-        first, last = _candidates(codons, pieces.run_ends(code.ends_run))
-        piece = pieces.piece_F[first % len(pieces.piece_F)]
-        some = is_read_P[piece]
-        first, last, piece = first[some], last[some], piece[some]
-        candidates = cls(piece, first, last, codons[last] != NO_CODON)
-        starts, ends, _ = candidates.places(pieces)
+    def chosen(cls, code: GeneticCode, fragments: Fragments, is_read_P: BoolArray) -> _OpenFrames:
+        """Return the best candidates by *code*, of the fragments that are to be read."""
+        codons = fragments.codons_6F.ravel()
+        first, last = _candidates(codons, fragments.run_ends(code.ends_run))
+        fragment = fragments.fragment_F[first % len(fragments.fragment_F)]
+        some = is_read_P[fragment]
+        first, last, fragment = first[some], last[some], fragment[some]
+        candidates = cls(fragment, first, last, codons[last] != NO_CODON)
+        starts, ends, _ = candidates.places(fragments)
         sums = np.append(0, np.cumsum(codons, dtype=np.int64))
-        return candidates.take(_chosen(piece, starts, ends, sums[last] - sums[first]))
+        return candidates.take(_chosen(fragment, starts, ends, sums[last] - sums[first]))
 
     @classmethod
     def joined(cls, some: list[_OpenFrames]) -> _OpenFrames:
-        """Put frames of different pieces together."""
-        parts = [(one.piece_N, one.first_N, one.last_N, one.has_stop_N) for one in some]
-        piece, first, last, has_stop = (np.concatenate(side) for side in zip(*parts, strict=True))
-        return cls(piece, first, last, has_stop).take(np.argsort(piece, kind="stable"))
+        """Put frames of different fragments together."""
+        parts = [(one.fragment_N, one.first_N, one.last_N, one.has_stop_N) for one in some]
+        fragment, first, last, has_stop = (np.concatenate(side) for side in zip(*parts, strict=True))
+        return cls(fragment, first, last, has_stop).take(np.argsort(fragment, kind="stable"))
 
     @property
     def lengths_nt(self) -> IntArray:
         """int64 (N,): with the stop."""
         return 3 * (self.last_N - self.first_N + self.has_stop_N)
 
-    def share_of(self, pieces: Pieces) -> DoubleArray:
-        """Return how much of each piece they cover, float64 (P,); a little more than 1 where they overlap."""
-        covered_P = np.bincount(self.piece_N, weights=self.lengths_nt, minlength=len(pieces))
-        return covered_P / np.maximum(pieces.lengths_P, 1)
+    def share_of(self, fragments: Fragments) -> DoubleArray:
+        """Return how much of each fragment they cover, float64 (P,); a little more than 1 where they overlap."""
+        covered_P = np.bincount(self.fragment_N, weights=self.lengths_nt, minlength=len(fragments))
+        return covered_P / np.maximum(fragments.lengths_P, 1)
 
-    def of_pieces(self, is_taken_P: BoolArray) -> _OpenFrames:
-        return self.take(np.flatnonzero(is_taken_P[self.piece_N]))
+    def of_fragments(self, is_taken_P: BoolArray) -> _OpenFrames:
+        return self.take(np.flatnonzero(is_taken_P[self.fragment_N]))
 
-    def places(self, pieces: Pieces) -> tuple[IntArray, IntArray, BoolArray]:
-        """Return first nucleotide in the piece, the one after the last, and whether on the reverse strand."""
-        frame, codon = np.divmod(self.first_N, len(pieces.piece_F))
-        from_nt = frame % 3 + 3 * (codon - pieces.frame_starts_P[self.piece_N])
+    def places(self, fragments: Fragments) -> tuple[IntArray, IntArray, BoolArray]:
+        """Return first nucleotide in the fragment, the one after the last, and whether on the reverse strand."""
+        frame, codon = np.divmod(self.first_N, len(fragments.fragment_F))
+        from_nt = frame % 3 + 3 * (codon - fragments.frame_starts_P[self.fragment_N])
         to_nt = from_nt + self.lengths_nt
         is_reverse = frame >= FRAMES // 2
-        num_nt = pieces.lengths_P[self.piece_N]
+        num_nt = fragments.lengths_P[self.fragment_N]
         return np.where(is_reverse, num_nt - to_nt, from_nt), np.where(is_reverse, num_nt - from_nt, to_nt), is_reverse
 
     def take(self, numbers: IntArray) -> _OpenFrames:
-        return _OpenFrames(self.piece_N[numbers], self.first_N[numbers], self.last_N[numbers], self.has_stop_N[numbers])
+        return _OpenFrames(
+            self.fragment_N[numbers], self.first_N[numbers], self.last_N[numbers], self.has_stop_N[numbers]
+        )
 
 
 def _candidates(codons: CodeArray, ends: IntArray) -> tuple[IntArray, IntArray]:
@@ -277,17 +279,17 @@ def _candidates(codons: CodeArray, ends: IntArray) -> tuple[IntArray, IntArray]:
     return first[is_long], ends[is_long]
 
 
-def _chosen(piece: IntArray, starts: IntArray, ends: IntArray, sums: IntArray) -> IntArray:
+def _chosen(fragment: IntArray, starts: IntArray, ends: IntArray, sums: IntArray) -> IntArray:
     """
-    Return the best set of candidates of each piece, ordered by their ends.
+    Return the best set of candidates of each fragment, ordered by their ends.
 
     *sums* of the codons' numbers break ties: the greater wins, so that both strands choose alike.
     """
-    order = np.lexsort((starts, ends, piece))
+    order = np.lexsort((starts, ends, fragment))
     by_length, by_codons = (ends - starts - PRICE_NT)[order].tolist(), sums[order].tolist()
     worth = [(length << _TIE_BITS) + codons for length, codons in zip(by_length, by_codons, strict=True)]
     limits, sorted_ends = (starts + MAX_SHARED_NT)[order].tolist(), ends[order].tolist()
-    bounds = [0, *(np.flatnonzero(np.diff(piece[order])) + 1).tolist(), len(order)]
+    bounds = [0, *(np.flatnonzero(np.diff(fragment[order])) + 1).tolist(), len(order)]
     taken: list[int] = []
     for low, high in pairwise(bounds):
         taken += _best_chain(limits, sorted_ends, worth, low, high)

@@ -18,9 +18,9 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from virnucpro.errors import StoppedError
+from virnucpro.models.contigs.fragments import Fragments, ranges
 from virnucpro.models.contigs.local_alignment import BAND, REACH, SEPARATOR, SPACE, SUBSTITUTIONS, LaidOut, align
 from virnucpro.models.contigs.nucleotide_codes import BACTERIAL, RESIDUES
-from virnucpro.models.contigs.pieces import Pieces, ranges
 
 if TYPE_CHECKING:
     import threading
@@ -152,7 +152,7 @@ class KnownProteins:
         places = np.minimum.reduceat(np.where(is_best, places, _NO_PLACES), firsts)
         near = (both[firsts] << _NEAR_BITS) - key[firsts]
         run, protein = np.divmod(both[firsts], len(self.lengths_N))
-        kind = 2 * runs.piece_of_run[run] + ~self.is_viral_N[protein]
+        kind = 2 * runs.fragment_of_run[run] + ~self.is_viral_N[protein]
         order = np.argsort(places)
         order = order[np.argsort((kind[order] << _NEAR_BITS) - near[order], kind="stable")]
         kinds = kind[order]
@@ -240,18 +240,18 @@ class _OpenRuns:
     """The open runs of contigs, translated."""
 
     laid_out: LaidOut
-    piece_of_run: IntArray
+    fragment_of_run: IntArray
 
     @classmethod
     def of(cls, codes: Sequence[CodeArray]) -> _OpenRuns:
-        pieces = Pieces(codes)
-        codons, ends = pieces.codons_6F.ravel(), pieces.run_ends(BACTERIAL.ends_run)
+        fragments = Fragments(codes)
+        codons, ends = fragments.codons_6F.ravel(), fragments.run_ends(BACTERIAL.ends_run)
         lengths = np.diff(ends, prepend=-1) - 1
         is_long = lengths >= _SHORTEST_RUN
         starts, lengths = (ends - lengths)[is_long], lengths[is_long]
         residues = BACTERIAL.residue_of_codon[codons[ranges(starts, lengths)]]
-        piece = pieces.piece_F[starts % len(pieces.piece_F)]
-        return cls(LaidOut.of(residues, lengths), piece)
+        fragment = fragments.fragment_F[starts % len(fragments.fragment_F)]
+        return cls(LaidOut.of(residues, lengths), fragment)
 
 
 def _is_seed(residues: CodeArray, seed: tuple[int, ...]) -> BoolArray:

@@ -15,8 +15,8 @@ The features are, in this order:
   greatest, the least, the mean, the share above 0, and the standard deviation.
 
 An open run is a stretch of a frame without a stop or a nucleotide other than A, C, G and T. A contig and its reverse
-complement have the same features, unless two runs share the greatest length. Legend: L nucleotides, P pieces (contigs,
-or parts of them, read together), N genes, R residues, K k-mers, G groups, S features of a piece.
+complement have the same features, unless two runs share the greatest length. Legend: L nucleotides, P fragments
+(contigs, or parts of them, read together), N genes, R residues, K k-mers, G groups, S features of a fragment.
 """
 
 from __future__ import annotations
@@ -28,9 +28,9 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from virnucpro.models.contigs import gene_finding
+from virnucpro.models.contigs.fragments import FRAMES, Fragments, Groups, ranges
 from virnucpro.models.contigs.gene_finding import Genes
 from virnucpro.models.contigs.nucleotide_codes import BACTERIAL, CODONS, RESIDUES
-from virnucpro.models.contigs.pieces import FRAMES, Groups, Pieces, ranges
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping, Sequence
@@ -48,7 +48,7 @@ JUDGED_KMERS = 25
 """K-mers that a gene needs to be judged by itself, unless none has them."""
 
 PASS_NT = 100_000
-"""Nucleotides, and those of one piece more, that are read in one pass: bounds memory, and more is not faster."""
+"""Nucleotides, and those of one fragment more, that are read in one pass: bounds memory, and more is not faster."""
 
 _REDUCED_ALPHABET = ("LVIM", "C", "A", "G", "ST", "P", "FYW", "EDNQ", "KR", "H")
 """Ten classes of residues (Murphy, Wallqvist and Levy 2000)."""
@@ -120,15 +120,15 @@ class SequenceFeatures:
         features_PS = np.empty((len(codes), self.dim), dtype=np.float32)
         for first, last in pairwise(bounds):
             if first < last:
-                features_PS[first:last] = self._of_pass(Pieces(codes[first:last]))
+                features_PS[first:last] = self._of_pass(Fragments(codes[first:last]))
         return features_PS
 
-    def _of_pass(self, pieces: Pieces) -> DoubleArray:
-        genes = Genes.of(pieces)
-        num_nt_P1 = np.maximum(pieces.lengths_P, 1)[:, None]
-        parts = [composition(pieces), open_runs(pieces), genes.numbers(pieces), genes.usage()]
+    def _of_pass(self, fragments: Fragments) -> DoubleArray:
+        genes = Genes.of(fragments)
+        num_nt_P1 = np.maximum(fragments.lengths_P, 1)[:, None]
+        parts = [composition(fragments), open_runs(fragments), genes.numbers(fragments), genes.usage()]
         of_tables, of_genes = [], []
-        for rows, (slots_K, counts_X, of_X) in zip(self._tables, kmers(pieces, genes), strict=True):
+        for rows, (slots_K, counts_X, of_X) in zip(self._tables, kmers(fragments, genes), strict=True):
             found_KG = rows.take(slots_K, axis=0)
             sums_XG, marked_XG = (_sums_of_runs(x_KG, counts_X) for x_KG in (found_KG, found_KG >= MARKED))
             number_P1 = of_X.sums(counts_X)[:, None]
@@ -144,40 +144,40 @@ class SequenceFeatures:
 
     def _by_gene(self, sums_TNG: IntArray, counts_TN: IntArray, genes: Genes) -> DoubleArray:
         """Return the features of single genes, float64 (T, P, 3 * G + 5), of T tables of residues."""
-        tables, pieces = len(counts_TN), len(genes.code_P)
+        tables, fragments = len(counts_TN), len(genes.code_P)
         means_TNG = sums_TNG / (UNITS_PER_NAT * np.maximum(counts_TN, 1))[..., None]
-        groups = Groups((np.arange(tables)[:, None] * pieces + genes.groups.piece_X).ravel(), tables * pieces)
+        groups = Groups((np.arange(tables)[:, None] * fragments + genes.groups.fragment_X).ravel(), tables * fragments)
         counts = counts_TN.ravel()
         most = groups.reduced(np.maximum, counts)
-        is_judged = counts >= np.clip(most, 1, JUDGED_KMERS)[groups.piece_X]
+        is_judged = counts >= np.clip(most, 1, JUDGED_KMERS)[groups.fragment_X]
         judged, means = groups.take(is_judged), means_TNG.reshape(-1, len(self._is_viral_G))[is_judged]
         lead = means[:, self._is_viral_G].max(axis=1) - means[:, ~self._is_viral_G].max(axis=1)
         greatest, least = (judged.reduced(by, lead) for by in (np.maximum, np.minimum))
         of_lead = [greatest, least, judged.means(lead), judged.means(lead > 0), judged.deviations(lead)]
-        of_longest = np.zeros((tables, pieces, means.shape[1]))
+        of_longest = np.zeros((tables, fragments, means.shape[1]))
         there = genes.groups.there
         of_longest[:, there] = means_TNG[:, genes.groups.first_greatest(genes.lengths_N)[there]]
         parts = [judged.reduced(np.maximum, means), judged.deviations(means), np.stack(of_lead, axis=1)]
-        of_all = [part.reshape(tables, pieces, -1) for part in parts]
+        of_all = [part.reshape(tables, fragments, -1) for part in parts]
         return np.concatenate([of_longest, *of_all], axis=2)
 
 
-def open_runs(pieces: Pieces) -> DoubleArray:
+def open_runs(fragments: Fragments) -> DoubleArray:
     """Return codon usage of the longest open run, longest runs, stops, and sizes, float64 (P, 84)."""
-    ends = pieces.run_ends(BACTERIAL.ends_run)
+    ends = fragments.run_ends(BACTERIAL.ends_run)
     lengths = np.diff(ends, prepend=-1) - 1
-    of_frames = Groups(_frame_and_piece(ends, pieces), FRAMES * len(pieces))
+    of_frames = Groups(_frame_and_fragment(ends, fragments), FRAMES * len(fragments))
     longest_6P = of_frames.reduced(np.maximum, lengths).reshape(FRAMES, -1)
-    codons_6P = np.maximum(pieces.lengths_P - np.arange(FRAMES)[:, None] % 3, 0) // 3
-    stops_6P = of_frames.counts_P.reshape(FRAMES, -1) - (pieces.frame_lengths_P - codons_6P)
+    codons_6P = np.maximum(fragments.lengths_P - np.arange(FRAMES)[:, None] % 3, 0) // 3
+    stops_6P = of_frames.counts_P.reshape(FRAMES, -1) - (fragments.frame_lengths_P - codons_6P)
     runs = of_frames.first_greatest(lengths).reshape(FRAMES, -1)
-    run_P = runs[longest_6P.argmax(axis=0), np.arange(len(pieces))]
+    run_P = runs[longest_6P.argmax(axis=0), np.arange(len(fragments))]
     length_P = lengths[run_P]
-    codons = pieces.codons_6F.ravel().take(ranges(ends[run_P] - length_P, length_P))
-    usage_PC = Groups(np.repeat(np.arange(len(pieces)), length_P), len(pieces)).bins(codons, CODONS)
+    codons = fragments.codons_6F.ravel().take(ranges(ends[run_P] - length_P, length_P))
+    usage_PC = Groups(np.repeat(np.arange(len(fragments)), length_P), len(fragments)).bins(codons, CODONS)
     longest_P6 = np.sort(longest_6P, axis=0)[::-1].T
     stop_shares_P6 = np.sort(stops_6P / np.maximum(codons_6P, 1), axis=0).T
-    num_nt_P = np.maximum(pieces.lengths_P, 1)
+    num_nt_P = np.maximum(fragments.lengths_P, 1)
     parts = [
         usage_PC / np.maximum(length_P, 1)[:, None],
         longest_P6,
@@ -188,22 +188,22 @@ def open_runs(pieces: Pieces) -> DoubleArray:
     return np.concatenate(parts, axis=1)
 
 
-def composition(pieces: Pieces) -> DoubleArray:
+def composition(fragments: Fragments) -> DoubleArray:
     """Return the frequencies of 3-mers and 4-mers of either strand, float64 (P, 168)."""
     parts = []
     for k, canonical in _CANONICAL.items():
-        piece, words = pieces.whole_words(k)
-        counts = Groups(piece, len(pieces)).bins(canonical.take(words), int(canonical.max()) + 1)
+        fragment, words = fragments.whole_words(k)
+        counts = Groups(fragment, len(fragments)).bins(canonical.take(words), int(canonical.max()) + 1)
         parts.append(counts / np.maximum(counts.sum(axis=1, keepdims=True), 1))
     return np.concatenate(parts, axis=1)
 
 
-def kmers(pieces: Pieces, genes: Genes) -> Iterator[tuple[WordArray, IntArray, Groups]]:
+def kmers(fragments: Fragments, genes: Genes) -> Iterator[tuple[WordArray, IntArray, Groups]]:
     """
-    Yield for each of ``TABLES`` the slots of its k-mers, how many of each gene, and the genes' pieces.
+    Yield for each of ``TABLES`` the slots of its k-mers, how many of each gene, and the genes' fragments.
 
     K-mers of residues are from genes, gene by gene. Those of nucleotides are from everywhere, and their counts and
-    pieces are of whole pieces. Slots are unsigned, (K,), counts int64.
+    fragments are of whole fragments. Slots are unsigned, (K,), counts int64.
     """
     residues_R = genes.residues()
     reduced_R = _CLASS_OF_RESIDUE[residues_R]
@@ -220,15 +220,15 @@ def kmers(pieces: Pieces, genes: Genes) -> Iterator[tuple[WordArray, IntArray, G
             slots = slots[ranges(ends_N - genes.lengths_N, counts_N)]
             yield _hashed(slots, table.hash_bits) if table.hash_bits else slots, counts_N, genes.groups
         else:
-            piece_K, words_K = pieces.whole_words(table.span)
-            counts_P = np.bincount(piece_K, minlength=len(pieces))
-            yield _SLOTS_OF_WORDS[table.span].take(words_K), counts_P, Groups(np.arange(len(pieces)), len(pieces))
+            fragment_K, words_K = fragments.whole_words(table.span)
+            counts_P = np.bincount(fragment_K, minlength=len(fragments))
+            yield _SLOTS_OF_WORDS[table.span].take(words_K), counts_P, Groups(np.arange(len(fragments)), len(fragments))
 
 
-def _frame_and_piece(places: IntArray, pieces: Pieces) -> IntArray:
-    """Return of which frame and piece places in the six frames are, as one number: P times the frame, and the piece."""
-    frame, codon = np.divmod(places, len(pieces.piece_F))
-    return len(pieces) * frame + pieces.piece_F[codon]
+def _frame_and_fragment(places: IntArray, fragments: Fragments) -> IntArray:
+    """Return frame and fragment of places in the six frames, as one number: P times the frame, plus the fragment."""
+    frame, codon = np.divmod(places, len(fragments.fragment_F))
+    return len(fragments) * frame + fragments.fragment_F[codon]
 
 
 def _sums_of_runs(found_KG: TableArray | BoolArray, counts_X: IntArray) -> IntArray:

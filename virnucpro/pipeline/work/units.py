@@ -1,5 +1,5 @@
 """
-Units: the pieces of a run that tasks of a cluster compute one by one, and the driver's book of them.
+Units: the blocks of a run that tasks of a cluster compute one by one, and the driver's book of them.
 
 The book knows blocks, not engines. A unit that comes back unfinished, or is lost with its host, is assigned again:
 what was durable by then is found on disk by the worker that computes it next.
@@ -21,7 +21,7 @@ if TYPE_CHECKING:
     from virnucpro.arrays import IntArray
     from virnucpro.telemetry.ranks import Rank
 
-PIECES_OF_A_SHARE = 8
+UNITS_OF_A_SHARE = 8
 """A unit is this part of a device's share of the remaining work."""
 MOST_UNITS_OF_A_SHARE = 128
 """Except for the last, no unit is smaller than this part of a device's share of all work."""
@@ -119,7 +119,7 @@ class UnitBook:
             return self._again.popleft()
         total = int(self._through[-1])
         before = int(self._through[self._begun - 1]) if self._begun else 0
-        wanted = max((total - before) // (devices * PIECES_OF_A_SHARE), total // (devices * MOST_UNITS_OF_A_SHARE))
+        wanted = max((total - before) // (devices * UNITS_OF_A_SHARE), total // (devices * MOST_UNITS_OF_A_SHARE))
         end = max(self._begun + 1, int(np.searchsorted(self._through, before + wanted, side="right")))
         blocks, self._begun = self._blocks[self._begun : end].tolist(), end
         return Unit(blocks=blocks)

@@ -6,9 +6,9 @@ import re
 from typing import TYPE_CHECKING, NamedTuple
 
 from virnucpro.errors import ResultError
+from virnucpro.models.contigs.fragments import Fragments
 from virnucpro.models.contigs.gene_finding import Genes
 from virnucpro.models.contigs.nucleotide_codes import encode
-from virnucpro.models.contigs.pieces import Pieces
 from virnucpro.run_folders import only_regular
 
 if TYPE_CHECKING:
@@ -36,7 +36,7 @@ class Gene(NamedTuple):
 def find_genes(record: str) -> list[Gene]:
     """Return the genes of a FASTA record that models of composition see, in the order of the contig."""
     sequence = record.partition("\n")[2].replace("\n", "")
-    genes = Genes.of(Pieces([encode(sequence.encode())]))
+    genes = Genes.of(Fragments([encode(sequence.encode())]))
     is_whole_N = (genes.start_codons_N >= 0) & genes.has_stop_N
     columns = (genes.starts_N, genes.ends_N, genes.is_reverse_N, genes.lengths_N, is_whole_N)
     return sorted(Gene(*values) for values in zip(*(column.tolist() for column in columns), strict=True))

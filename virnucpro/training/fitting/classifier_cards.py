@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 
 from virnucpro.training.evaluation.strata import FEW_CONTIGS
-from virnucpro.training.fitting.pieces import MOST_AMBIGUOUS
+from virnucpro.training.fitting.training_fragments import MOST_AMBIGUOUS
 from virnucpro.training.genomes.genome_split import SPLITS, TEST, TRAIN, training_data_of
 from virnucpro.training.genomes.labelled_genomes import NAMES
 from virnucpro.training.genomes.related import KMER_LIMIT
@@ -22,7 +22,7 @@ from virnucpro.training.training_settings import MEASURED_COVERAGE, TRAINING_COV
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-    from virnucpro.training.fitting.pieces import Piece
+    from virnucpro.training.fitting.training_fragments import TrainingFragment
     from virnucpro.training.genomes.genome_split import SplitGenomes
     from virnucpro.training.genomes.labelled_genomes import LabelledGenome
     from virnucpro.training.training_run import TrainingRun
@@ -40,16 +40,16 @@ SPLIT_RULE = (
     "has seen a record or organism of, as far as its card says. Training learns from the training "
     "part alone; validation stops it, calibrates it and sets the threshold; test only measures."
 )
-PIECES_RULE = (
-    "Pieces are cut at random places, as many viral ones as others. A label's pieces come from its groups by weight "
-    "(the root of a group's nucleotides, unless it was given), a group's from its genomes by the root of their size. "
-    "Lengths are drawn from {lengths} nt ({weights} to one another); a shorter record gives itself as a whole. "
+FRAGMENTS_RULE = (
+    "Fragments are cut at random places, as many viral ones as others. A label's fragments come from its groups by "
+    "weight (the root of a group's nucleotides, unless it was given), a group's from its genomes by the root of their "
+    "size. Lengths are drawn from {lengths} nt ({weights} to one another); a shorter record gives itself as a whole. "
     f"A genome's letters are used at most {TRAINING_COVERAGE:g} times for training and {MEASURED_COVERAGE:g} times "
-    "in the other parts. Augmentation: half of the pieces are reverse complements. "
-    f"Pieces with more than {MOST_AMBIGUOUS:.0%} ambiguous letters are dropped."
+    "in the other parts. Augmentation: half of the fragments are reverse complements. "
+    f"Fragments with more than {MOST_AMBIGUOUS:.0%} ambiguous letters are dropped."
 )
 FRAMES_RULE = (
-    "A piece is cut into chunks, and its open frames are embedded, as a prediction does it. The frame classifier "
+    "A fragment is cut into chunks, and its open frames are embedded, as a prediction does it. The frame classifier "
     "learns from every open frame of chunks without ambiguous letters; of records with annotated proteins, only from "
     "frames whose protein is part of one."
 )
@@ -67,7 +67,7 @@ class Trained:
 
     run: TrainingRun
     split: SplitGenomes
-    pieces: Sequence[Piece]
+    fragments: Sequence[TrainingFragment]
     outcome: dict[str, Any]
     evaluation: dict[str, Any]
 
@@ -90,8 +90,9 @@ def worth_of(trained: Trained) -> str:
     ][:2]
     of_groups = f", lowest by group {' and '.join(lowest)}" if lowest else ""
     return (
-        f"{name}: {warning}on {overall['contigs']:,} pieces of {num_organisms:,} organisms that did not train it, its "
-        f"AUROC is {overall['auroc']['value']:.2f} ({by_length}){of_groups}; other kinds of genomes were not measured"
+        f"{name}: {warning}on {overall['contigs']:,} fragments of {num_organisms:,} organisms that did not train it, "
+        f"its AUROC is {overall['auroc']['value']:.2f} ({by_length}){of_groups}; other kinds of genomes were not "
+        "measured"
     )
 
 
@@ -152,15 +153,15 @@ def card_values(trained: Trained, *, threshold_rule: str) -> dict[str, Any]:
             "organisms": {part: organisms_of(split, part) for part in SPLITS},
             "accessions": {part: [genome.accession for genome in split.of_part(part)] for part in SPLITS},
         },
-        "pieces_rule": PIECES_RULE.format(
+        "fragments_rule": FRAGMENTS_RULE.format(
             lengths=", ".join(f"{length:,}" for length in sorted(config.lengths_nt)),
             weights=", ".join(f"{weight:g}" for _, weight in sorted(config.lengths_nt.items())),
         ),
         "frames_rule": FRAMES_RULE,
         "training": {
             "settings": run.manifest.settings,
-            "pieces": {part: sum(piece.part == part for piece in trained.pieces) for part in SPLITS},
-            "nucleotides": sum(len(piece.letters) for piece in trained.pieces if piece.part == TRAIN),
+            "fragments": {part: sum(fragment.part == part for fragment in trained.fragments) for part in SPLITS},
+            "nucleotides": sum(len(fragment.letters) for fragment in trained.fragments if fragment.part == TRAIN),
             **trained.outcome,
             "threshold_rule": threshold_rule,
             "seconds": {name: stage.seconds for name, stage in run.manifest.stages.items()},
@@ -198,13 +199,13 @@ def _files(trained: Trained) -> list[dict[str, Any]]:
 
 def _groups(trained: Trained) -> dict[str, dict[str, Any]]:
     split = trained.split
-    pieces = Counter((piece.group, piece.part) for piece in trained.pieces)
+    fragments = Counter((fragment.group, fragment.part) for fragment in trained.fragments)
     described = {}
     for group in sorted({genome.group for genome in split.genomes}):
         labels = {genome.is_virus for genome in split.genomes if genome.group == group}
         described[group] = {
             "label": " and ".join(NAMES[label] for label in sorted(labels, reverse=True)),
-            **{part: _in_part(split, group, part) | {"pieces": pieces[group, part]} for part in SPLITS},
+            **{part: _in_part(split, group, part) | {"fragments": fragments[group, part]} for part in SPLITS},
         }
     return described
 

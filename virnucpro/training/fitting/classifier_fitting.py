@@ -3,7 +3,7 @@ The stages of a training that need torch: fit the frame classifier and the conti
 
 The models learn from the training part; validation stops the training, calibrates and sets the threshold; test only
 measures. Both labels have the same weight in the loss of the frame classifier, however many frames each has. Seeded, on
-one thread: the same frames give the same weights on the same kind of CPU. Legend: C pieces, F frames, D columns of
+one thread: the same frames give the same weights on the same kind of CPU. Legend: C fragments, F frames, D columns of
 features.
 """
 
@@ -48,11 +48,11 @@ from virnucpro.training.fitting.contig_training import (
     count_kmers,
     train_contig_model,
 )
-from virnucpro.training.fitting.embedded_pieces import read_annotations, read_embedded
+from virnucpro.training.fitting.embedded_fragments import read_annotations, read_embedded
 from virnucpro.training.fitting.group_left_out import leave_each_group_out
 from virnucpro.training.fitting.homology_fitting import choose_proteins
 from virnucpro.training.fitting.model_card import card_text
-from virnucpro.training.fitting.pieces import read_pieces
+from virnucpro.training.fitting.training_fragments import read_training_fragments
 from virnucpro.training.genomes.genome_split import TEST, TRAIN, VALIDATION
 from virnucpro.training.training_run import OUTCOME_NAME
 
@@ -63,8 +63,8 @@ if TYPE_CHECKING:
 
     from virnucpro.arrays import BoolArray, DoubleArray, FloatArray
     from virnucpro.config import ModelConfig
-    from virnucpro.training.fitting.embedded_pieces import EmbeddedPieces
-    from virnucpro.training.fitting.pieces import Piece
+    from virnucpro.training.fitting.embedded_fragments import EmbeddedFragments
+    from virnucpro.training.fitting.training_fragments import TrainingFragment
     from virnucpro.training.genomes.genome_split import SplitGenomes
     from virnucpro.training.genomes.labelled_genomes import LabelledGenome
     from virnucpro.training.training_run import TrainingRun
@@ -73,10 +73,10 @@ if TYPE_CHECKING:
 _log = logging.getLogger(__name__)
 
 CALLED_SHARE = 0.05
-"""Share of validation's non-viral pieces that the threshold lets be called viral."""
+"""Share of validation's non-viral fragments that the threshold lets be called viral."""
 THRESHOLD_RULE = (
-    f"the lowest of two decimals, from 0.5 up, at which at most {CALLED_SHARE:.0%} of the validation pieces that are "
-    "not viral are called viral"
+    f"the lowest of two decimals, from 0.5 up, at which at most {CALLED_SHARE:.0%} of the validation fragments that "
+    "are not viral are called viral"
 )
 
 
@@ -104,7 +104,7 @@ def fit_classifier(run: TrainingRun, split: SplitGenomes, stop: threading.Event 
     embedded = read_embedded(run.layout, config.asked.chunk_nt, annotations)
     training, validation = (_examples(embedded, part) for part in (TRAIN, VALIDATION))
     model, outcome = train_classifier(training, validation, config.classifier, stop=stop)
-    further = read_pieces(run.layout.further_pieces, run.layout.further_pieces_table)
+    further = read_training_fragments(run.layout.further_fragments, run.layout.further_fragments_table)
     genomes, contigs = _records(split.of_part(TRAIN)), _contigs(embedded, further, TRAIN)
     names = genomes.group_names()
     counted = count_kmers(genomes, contigs.group_numbers(names), names, config.contig)
@@ -142,7 +142,7 @@ def fit_classifier(run: TrainingRun, split: SplitGenomes, stop: threading.Event 
     durable.write_bytes(folder / CONTIG_WEIGHTS_NAME, contig_data)
     durable.write_bytes(folder / CARD_NAME, card.to_json().encode())
     in_validation_C = embedded.of_part(VALIDATION)
-    scores_C = score_pieces(folder, embedded, in_validation_C)
+    scores_C = score_fragments(folder, embedded, in_validation_C)
     threshold = choose_threshold(scores_C, embedded.is_virus_C[in_validation_C])
     outcome_of_all = {
         "frames": asdict(outcome),
@@ -221,7 +221,7 @@ def publish_classifier(run: TrainingRun, split: SplitGenomes) -> list[Path]:
         str(chunk_nt): _measure(run, read_embedded(layout.with_chunks(chunk_nt), chunk_nt, None), outcome["threshold"])
         for chunk_nt in config.also_chunk_nt
     }
-    trained = Trained(run=run, split=split, pieces=embedded.pieces, outcome=outcome, evaluation=evaluation)
+    trained = Trained(run=run, split=split, fragments=embedded.fragments, outcome=outcome, evaluation=evaluation)
     card = replace(read_card(layout.trained_dir), threshold=outcome["threshold"], worth=worth_of(trained))
     for_readers = card_values(trained, threshold_rule=THRESHOLD_RULE)
     contents = {name: run_folders.read_bytes(layout.trained_dir / name) for name in (WEIGHTS_NAME, CONTIG_WEIGHTS_NAME)}
@@ -234,26 +234,26 @@ def publish_classifier(run: TrainingRun, split: SplitGenomes) -> list[Path]:
     return [layout.output_dir / name for name in contents]
 
 
-def _measure(run: TrainingRun, embedded: EmbeddedPieces, threshold: float) -> dict[str, Any]:
-    """Return the evaluation on the pieces of the test part, ready for JSON."""
+def _measure(run: TrainingRun, embedded: EmbeddedFragments, threshold: float) -> dict[str, Any]:
+    """Return the evaluation on the fragments of the test part, ready for JSON."""
     in_test_C = embedded.of_part(TEST)
-    pieces = [embedded.pieces[number] for number in np.flatnonzero(in_test_C).tolist()]
+    fragments = [embedded.fragments[number] for number in np.flatnonzero(in_test_C).tolist()]
     known = KnownContigs(
-        contigs=[piece.name for piece in pieces],
+        contigs=[fragment.name for fragment in fragments],
         is_virus_C=embedded.is_virus_C[in_test_C],
-        groups=[piece.group for piece in pieces],
-        lengths_nt_C=np.array([len(piece.letters) for piece in pieces], dtype=np.int64),
-        genomes=[piece.source for piece in pieces],
+        groups=[fragment.group for fragment in fragments],
+        lengths_nt_C=np.array([len(fragment.letters) for fragment in fragments], dtype=np.int64),
+        genomes=[fragment.source for fragment in fragments],
     )
-    scores_C = score_pieces(run.layout.trained_dir, embedded, in_test_C)
+    scores_C = score_fragments(run.layout.trained_dir, embedded, in_test_C)
     return evaluate(scores_C, known, threshold=threshold, seed=run.config.asked.seed).to_json()
 
 
-def score_pieces(folder: Path, embedded: EmbeddedPieces, chosen_C: BoolArray) -> DoubleArray:
-    """Return P(virus) of the chosen pieces as a prediction would score them, by the classifier in *folder*."""
+def score_fragments(folder: Path, embedded: EmbeddedFragments, chosen_C: BoolArray) -> DoubleArray:
+    """Return P(virus) of the chosen fragments as a prediction would score them, by the classifier in *folder*."""
     model = load_contig_model(folder, read_card(folder))
     chosen = np.flatnonzero(chosen_C).tolist()
-    codes = [encode(embedded.pieces[number].letters.encode()) for number in chosen]
+    codes = [encode(embedded.fragments[number].letters.encode()) for number in chosen]
     sequence_CS = model.features.of_many(codes)
     p_virus_C = model.probabilities(
         sequence_CS,
@@ -273,15 +273,14 @@ def choose_threshold(scores_C: DoubleArray, is_virus_C: BoolArray) -> float:
     return min(0.99, max(0.5, float(np.ceil(lowest * 100) / 100)))
 
 
-def _examples(embedded: EmbeddedPieces, part: str) -> LabelledFrames:
+def _examples(embedded: EmbeddedFragments, part: str) -> LabelledFrames:
     """Return the frames of one part that the frame classifier may learn from."""
-    chosen_F = embedded.is_example_F & embedded.of_part(part)[embedded.piece_of_F]
-    is_virus_F = embedded.is_virus_C[embedded.piece_of_F[chosen_F]]
+    chosen_F = embedded.is_example_F & embedded.of_part(part)[embedded.fragment_of_F]
+    is_virus_F = embedded.is_virus_C[embedded.fragment_of_F[chosen_F]]
     if len(set(is_virus_F.tolist())) < len((True, False)):
-        what = (
-            f"the pieces of {part} have no open frame of {'any' if not len(is_virus_F) else 'one'} label to learn from"
-        )
-        raise BadInputError([InputProblem("the input", None, what, "give more genomes, or more --pieces")])
+        which = "one" if len(is_virus_F) else "any"
+        what = f"the fragments of {part} have no open frame of {which} label to learn from"
+        raise BadInputError([InputProblem("the input", None, what, "give more genomes, or more --fragments")])
     return LabelledFrames(features_FD=embedded.features_FD[chosen_F], is_virus_F=is_virus_F)
 
 
@@ -294,25 +293,25 @@ def _records(genomes: Sequence[LabelledGenome]) -> LabelledRecords:
     )
 
 
-def _contigs(embedded: EmbeddedPieces, further: Sequence[Piece], part: str) -> TrainingContigs:
+def _contigs(embedded: EmbeddedFragments, further: Sequence[TrainingFragment], part: str) -> TrainingContigs:
     """Return the contigs of one part; *further* ones, without embeddings, come last."""
     mine_C = embedded.of_part(part)
-    others = [piece for piece in further if piece.part == part]
-    pieces = [*(embedded.pieces[number] for number in np.flatnonzero(mine_C).tolist()), *others]
+    others = [fragment for fragment in further if fragment.part == part]
+    fragments = [*(embedded.fragments[number] for number in np.flatnonzero(mine_C).tolist()), *others]
 
     def with_zeros(values: np.ndarray[Any, Any]) -> np.ndarray[Any, Any]:
         return np.concatenate([values[mine_C], np.zeros((len(others), *values.shape[1:]), dtype=values.dtype)])
 
     return TrainingContigs(
-        codes=[encode(piece.letters.encode()) for piece in pieces],
-        is_virus_C=np.array([piece.is_virus for piece in pieces]),
-        groups=[piece.group for piece in pieces],
-        sources=[piece.source for piece in pieces],
+        codes=[encode(fragment.letters.encode()) for fragment in fragments],
+        is_virus_C=np.array([fragment.is_virus for fragment in fragments]),
+        groups=[fragment.group for fragment in fragments],
+        sources=[fragment.source for fragment in fragments],
         dna_CD=with_zeros(embedded.dna_CD),
         protein_CE=with_zeros(embedded.protein_CE),
         frames_C=with_zeros(embedded.frames_C),
         chunks_C=with_zeros(embedded.chunks_C),
-        places=[f"{piece.accession}:{piece.start}-{piece.end}" for piece in pieces],
+        places=[f"{fragment.accession}:{fragment.start}-{fragment.end}" for fragment in fragments],
     )
 
 

@@ -22,7 +22,7 @@ from virnucpro.models.contigs.sequence_features import SequenceFeatures, feature
 from virnucpro.training.fitting.homology_fitting import fit_homology
 from virnucpro.training.fitting.kmer_log_odds import KmerCounts
 from virnucpro.training.fitting.network_fitting import Examples, binary_loss, fit_networks
-from virnucpro.training.fitting.suspect_pieces import SUSPECT, SUSPECT_WEIGHT, judge
+from virnucpro.training.fitting.suspect_fragments import SUSPECT, SUSPECT_WEIGHT, judge
 from virnucpro.training.fitting.tree_fitting import fit_trees
 
 if TYPE_CHECKING:
@@ -108,8 +108,8 @@ def train_contig_model(
     """
     Train and calibrate a contig model; return how it went, too, for its card.
 
-    Of the *kinds* of inputs, that with the lower loss on validation is used. Pieces that look viral although their
-    genomes are not count less (``suspect_pieces``).
+    Of the *kinds* of inputs, that with the lower loss on validation is used. Fragments that look viral although their
+    genomes are not count less (``suspect_fragments``).
 
     *names* are the groups of the genomes that *training* was cut from, *counted* is what ``count_kmers`` returned of
     them, and *proteins* are theirs. *validation* has contigs of other genomes, of groups that *training* has. Both

@@ -1,10 +1,10 @@
 """
 Leave one group out: how contigs of a group rank that nothing like it has trained.
 
-For every group, tables and boosted trees are made again without it, and its pieces are ranked against the test part's
-pieces of the other label. Trees alone, fitted on some of the pieces, are near enough to the whole model to compare
-groups. Where the model compares contigs with known proteins, their scores are refined as it does, by the proteins of
-the other groups. Legend: C contigs, G groups, N proteins.
+For every group, tables and boosted trees are made again without it, and its fragments are ranked against the test
+part's fragments of the other label. Trees alone, fitted on some of the fragments, are near enough to the whole model to
+compare groups. Where the model compares contigs with known proteins, their scores are refined as it does, by the
+proteins of the other groups. Legend: C contigs, G groups, N proteins.
 """
 
 from __future__ import annotations
@@ -29,10 +29,10 @@ if TYPE_CHECKING:
     from virnucpro.training.fitting.kmer_log_odds import KmerCounts
     from virnucpro.training.training_settings import TreeSettings
 
-PIECES = 6_000
-"""Pieces that train, at most."""
-PIECES_OF_GROUP = 300
-"""Pieces of the group that are ranked, at most."""
+FRAGMENTS = 6_000
+"""Fragments that train, at most."""
+FRAGMENTS_OF_GROUP = 300
+"""Fragments of the group that are ranked, at most."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -40,9 +40,9 @@ class LeftOut:
     """How one group ranks that was left out."""
 
     label: str
-    pieces: int
+    fragments: int
     others: int
-    """Pieces of the other label."""
+    """Fragments of the other label."""
     auroc: float
     recall_at_1_percent_false_positives: float | None
     """None for a group that is not viral."""
@@ -61,7 +61,7 @@ def leave_each_group_out(
     """
     Return what was measured for every group that is not the only one of its label, ready for JSON.
 
-    *names*, *counted* and *training* as in ``train_contig_model``; its pieces are of both *training* and *test*.
+    *names*, *counted* and *training* as in ``train_contig_model``; its fragments are of both *training* and *test*.
     *known* is the model's homology to proteins, and the group of each of them.
 
     Raises:
@@ -74,13 +74,13 @@ def leave_each_group_out(
     for group, (is_virus, name) in enumerate(names):
         if [label for label, _ in names].count(is_virus) == 1:  # without it there is nothing of its label
             continue
-        chosen = np.flatnonzero(of_training != group)[:PIECES]
+        chosen = np.flatnonzero(of_training != group)[:FRAGMENTS]
         others = np.flatnonzero(test.is_virus_C != is_virus)
-        mine, mine_of_test = (np.flatnonzero(of == group)[:PIECES_OF_GROUP] for of in (of_training, of_test))
+        mine, mine_of_test = (np.flatnonzero(of == group)[:FRAGMENTS_OF_GROUP] for of in (of_training, of_test))
         is_viral_G = np.array([label for at, (label, _) in enumerate(names) if at != group])
         features = SequenceFeatures(counts.log_odds(without_group=group), is_viral_G)
         ranked = [*(test.codes[at] for at in [*others, *mine_of_test]), *(training.codes[at] for at in mine)]
-        ranked = ranked[: len(others) + PIECES_OF_GROUP]
+        ranked = ranked[: len(others) + FRAGMENTS_OF_GROUP]
         x_CI = features_out_of_fold(
             training.take(chosen.tolist()), counts, fold_of_source, is_viral_G, without_group=group, stop=stop
         )
@@ -99,7 +99,7 @@ def _measured(scores_C: FloatArray, labels_C: BoolArray, *, is_virus: bool, othe
     counts = counts_of(scores_C.astype(np.float64), labels_C)
     return LeftOut(
         label="virus" if is_virus else "nonviral",
-        pieces=len(scores_C) - others,
+        fragments=len(scores_C) - others,
         others=others,
         auroc=round(counts.auroc(), 4),
         recall_at_1_percent_false_positives=round(counts.strict_recall(), 4) if is_virus else None,

@@ -11,9 +11,9 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
+from virnucpro.models.contigs.fragments import Fragments
 from virnucpro.models.contigs.gene_finding import Genes
 from virnucpro.models.contigs.homology import SEARCHED_NT, Homology, inputs, is_ambiguous
-from virnucpro.models.contigs.pieces import Pieces
 from virnucpro.models.contigs.protein_search import SHORTEST_PROTEIN, KnownProteins
 
 if TYPE_CHECKING:
@@ -66,7 +66,7 @@ def choose_proteins(genomes: LabelledRecords, seed: int) -> tuple[KnownProteins,
     residues, lengths, genome_numbers = [], [], []
     for number, codes_L in enumerate(genomes.codes):
         for start in range(0, len(codes_L), _STRETCH_NT):
-            genes = Genes.of(Pieces([codes_L[start : start + _STRETCH_NT]]))
+            genes = Genes.of(Fragments([codes_L[start : start + _STRETCH_NT]]))
             residues.append(genes.residues())
             lengths.append(genes.lengths_N)
             genome_numbers.append(np.full(len(genes.lengths_N), number))

@@ -14,8 +14,8 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
+from virnucpro.models.contigs.fragments import Fragments
 from virnucpro.models.contigs.gene_finding import Genes
-from virnucpro.models.contigs.pieces import Pieces
 from virnucpro.models.contigs.sequence_features import TABLES, UNITS_PER_NAT, kmers
 
 if TYPE_CHECKING:
@@ -51,7 +51,7 @@ class KmerCounts:
         for codes_L, group, weight, fold in zip(codes, groups, weights, folds, strict=True):
             self._num_nt[fold, group] += len(codes_L)
             for start in range(0, len(codes_L), _STRETCH_NT):
-                stretch = Pieces([codes_L[start : start + _STRETCH_NT]])
+                stretch = Fragments([codes_L[start : start + _STRETCH_NT]])
                 for table, (slots, _, _) in zip(TABLES, kmers(stretch, Genes.of(stretch)), strict=True):
                     np.add.at(self._counts[table.name][fold, group], slots, np.float32(weight))
 

@@ -6,7 +6,7 @@ from collections import Counter
 from typing import TYPE_CHECKING, Any
 
 from virnucpro.models.classifier_files.card import CONTIG_WEIGHTS_NAME, WEIGHTS_NAME
-from virnucpro.training.fitting.suspect_pieces import SUSPECT, SUSPECT_WEIGHT
+from virnucpro.training.fitting.suspect_fragments import SUSPECT, SUSPECT_WEIGHT
 from virnucpro.training.genomes.genome_split import SPLITS
 
 if TYPE_CHECKING:
@@ -19,6 +19,7 @@ _MEASURES = {
     "recall_at_1_percent_false_positives": "recall at 1 % false positives",
     "calibration_error": "calibration error",
 }
+_CALIBRATION = ["fragments", "mean P(virus)", "share that is viral", "95 % interval"]
 _MOST_ACCESSIONS = 2000
 """Accessions of a part that are listed; ``card.json`` has all."""
 _MOST_ORGANISMS = 50
@@ -61,7 +62,7 @@ def _worth(card: Mapping[str, Any]) -> str:
     organisms = [f"{group}: {_some(names, _MOST_ORGANISMS)}" for group, names in of_test.items()]
     return f"""## What it is worth
 
-On the test part: {overall["contigs"]:,} pieces, {overall["viral"]:,} of them viral, of records that were used for \
+On the test part: {overall["contigs"]:,} fragments, {overall["viral"]:,} of them viral, of records that were used for \
 nothing else. In brackets: 95 % intervals of {evaluation["bootstrap_samples"]:,} bootstrap samples of the genomes.
 
 What these figures are of:
@@ -70,17 +71,17 @@ What these figures are of:
 The test part, by group:
 
 {_listed(organisms)}
-{_table(["pieces", "viral", "others", *_MEASURES.values()], _rows({"all": overall, **evaluation["by_length"]}))}
+{_table(["fragments", "viral", "others", *_MEASURES.values()], _rows({"all": overall, **evaluation["by_length"]}))}
 
 {_other_chunks(evaluation["other_chunks"])}\
-By group; one that is all viral, or has no virus, is measured against all pieces of the other kind.
+By group; one that is all viral, or has no virus, is measured against all fragments of the other kind.
 
 {_table(["group", "viral", "others", *_MEASURES.values()], _rows(evaluation["by_group"]))}
 
 {_groups_left_out(card["training"]["groups_left_out"])}\
-Calibration, over bins of equal numbers of pieces:
+Calibration, over bins of equal numbers of fragments:
 
-{_table(["pieces", "mean P(virus)", "share that is viral", "95 % interval"], _calibration(evaluation["calibration"]))}
+{_table(_CALIBRATION, _calibration(evaluation["calibration"]))}
 
 {_listed(evaluation["notes"])}"""
 
@@ -101,9 +102,9 @@ def _data(card: Mapping[str, Any]) -> str:
 {split["rule"]} Seed {split["seed"]}; {split["clusters"]:,} clusters. The largest share of a held-out record's 21-mers \
 found in one record of another part is {split["largest_share"]:.4f}.
 
-{_table(["group", "label", *(f"{part}: organisms, clusters, nt, pieces" for part in SPLITS)], _groups(split))}
+{_table(["group", "label", *(f"{part}: organisms, clusters, nt, fragments" for part in SPLITS)], _groups(split))}
 
-{card["pieces_rule"]}
+{card["fragments_rule"]}
 
 {card["frames_rule"]}
 """
@@ -116,11 +117,11 @@ def _training(card: Mapping[str, Any]) -> str:
     of_parts = ", ".join(f"{loss:.4f} ({name})" for name, loss in contigs["losses_of_parts"].items())
     return f"""## Training
 
-{training["pieces"]["train"]:,} pieces train ({training["nucleotides"]:,} nt). The frame classifier: AdamW on the \
-cross-entropy, both labels weighing the same; {training["frames"]["epochs"]} passes, the weights are a copy of those \
-of pass {training["frames"]["best_epoch"]}, {training["frames"]["validation_loss"]:.4f} nats a frame on validation \
-(0.6931 is to know nothing). The contig model, from k-mers of the training part's genomes counted out of fold, the \
-letters' composition and, where they lower the loss, the means of the frames' embeddings: validation loss of the \
+{training["fragments"]["train"]:,} fragments train ({training["nucleotides"]:,} nt). The frame classifier: AdamW on \
+the cross-entropy, both labels weighing the same; {training["frames"]["epochs"]} passes, the weights are a copy of \
+those of pass {training["frames"]["best_epoch"]}, {training["frames"]["validation_loss"]:.4f} nats a frame on \
+validation (0.6931 is to know nothing). The contig model, from k-mers of the training part's genomes counted out of \
+fold, the composition and, where they lower the loss, the means of the frames' embeddings: validation loss of the \
 networks by what they take {losses}; of networks, boosted trees and their mean, which is used, {of_parts}. Its \
 log-odds are divided by {contigs["temperature"]:.2f}, by validation, so that P(virus) means what it says. \
 {_proteins(contigs)}\
@@ -148,10 +149,10 @@ def _proteins(contigs: Mapping[str, Any]) -> str:
 
 def _suspects(suspects: Sequence[Mapping[str, Any]]) -> str:
     if not suspects:
-        return "No piece of a genome that is not viral looks viral."
+        return "No fragment of a genome that is not viral looks viral."
     by_group = Counter(one["group"] for one in suspects).most_common()
     return (
-        f"{len(suspects):,} pieces of genomes that are not viral look viral: trees that have not seen their genomes "
+        f"{len(suspects):,} fragments of genomes that are not viral look viral: trees that have not seen their genomes "
         f"give them a P(virus) of {SUSPECT} or more. They may be prophages, viral elements of plants and animals, or "
         f"what merely resembles viruses; in training each counts {SUSPECT_WEIGHT}, others 1. "
         f"By group: {', '.join(f'{group} {count:,}' for group, count in by_group)}. "
@@ -166,17 +167,17 @@ def _groups_left_out(found: Mapping[str, Any]) -> str:
         [
             name,
             one["label"],
-            f"{one['pieces']:,}",
+            f"{one['fragments']:,}",
             f"{one['auroc']:.3f}",
             "" if (recall := one["recall_at_1_percent_false_positives"]) is None else f"{recall:.3f}",
         ]
         for name, one in sorted(found.items(), key=lambda item: item[1]["auroc"])
     ]
-    return f"""Each group left out of training in turn, worst first: how its pieces rank against the test part's \
-pieces of the other label, by boosted trees that were fitted on some of the other groups' pieces and, where the model \
-compares contigs with proteins, by the other groups' proteins.
+    return f"""Each group left out of training in turn, worst first: how its fragments rank against the test part's \
+fragments of the other label, by boosted trees that were fitted on some of the other groups' fragments and, where the \
+model compares contigs with proteins, by the other groups' proteins.
 
-{_table(["group left out", "label", "pieces", "AUROC", "recall at 1 % false positives"], rows)}
+{_table(["group left out", "label", "fragments", "AUROC", "recall at 1 % false positives"], rows)}
 
 """
 
@@ -191,11 +192,11 @@ def _contig_model(card: Mapping[str, Any]) -> str:
 
 
 def _other_chunks(measured: Mapping[str, Any]) -> str:
-    columns = ["pieces", "viral", "others", *_MEASURES.values()]
+    columns = ["fragments", "viral", "others", *_MEASURES.values()]
     texts = []
     for chunk_nt, one in measured.items():
         rows = _rows({"all": one["overall"], **one["by_length"]})
-        texts.append(f"The same pieces in chunks of {chunk_nt} nt:\n\n{_table(columns, rows)}\n\n")
+        texts.append(f"The same fragments in chunks of {chunk_nt} nt:\n\n{_table(columns, rows)}\n\n")
     return "".join(texts)
 
 
@@ -242,7 +243,7 @@ def _file(row: Mapping[str, Any]) -> list[str]:
 
 
 def _groups(split: Mapping[str, Any]) -> list[list[str]]:
-    """Return label and, for each part, numbers of organisms, clusters, nucleotides and pieces of each group."""
+    """Return label and, for each part, numbers of organisms, clusters, nucleotides and fragments of each group."""
     return [
         [name, row["label"]]
         + [
@@ -250,7 +251,7 @@ def _groups(split: Mapping[str, Any]) -> list[list[str]]:
                 f"{number:,}"
                 for number in (
                     len(split["organisms"][part].get(name, ())),
-                    *(row[part][what] for what in ("clusters", "nucleotides", "pieces")),
+                    *(row[part][what] for what in ("clusters", "nucleotides", "fragments")),
                 )
             )
             for part in SPLITS

@@ -1,8 +1,8 @@
 """
-Find the pieces that look viral although their genomes are not.
+Find the fragments that look viral although their genomes are not.
 
-Prophages in bacteria and viral elements in plants and animals are such pieces, and so are those of hosts that merely
-resemble viruses. Boosted trees judge each piece without having seen its genome. Legend: C contigs, I inputs.
+Prophages in bacteria and viral elements in plants and animals are such fragments, and so are those of hosts that merely
+resemble viruses. Boosted trees judge each fragment without having seen its genome. Legend: C contigs, I inputs.
 """
 
 from __future__ import annotations
@@ -20,9 +20,9 @@ if TYPE_CHECKING:
     from virnucpro.training.training_settings import TreeSettings
 
 SUSPECT = 0.95
-"""P(virus) from which a piece that is not viral is suspect."""
+"""P(virus) from which a fragment that is not viral is suspect."""
 SUSPECT_WEIGHT = 0.5
-"""Of a suspect piece in training, where others weigh 1."""
+"""Of a suspect fragment in training, where others weigh 1."""
 PARTS = 4
 """Of the genomes: each is judged by trees that learnt from the others."""
 
@@ -36,9 +36,9 @@ def judge(
     stop: threading.Event | None = None,
 ) -> DoubleArray:
     """
-    Return P(virus) of each piece by trees that have not seen its genome, float64 (C,).
+    Return P(virus) of each fragment by trees that have not seen its genome, float64 (C,).
 
-    A genome's pieces have the same number in *fold_C*.
+    A genome's fragments have the same number in *fold_C*.
 
     Raises:
         StoppedError: *stop* was set.

@@ -1,4 +1,4 @@
-"""Parts that are no echo of each other, the pieces that are cut of them, and the frames that teach."""
+"""Parts that are no echo of each other, the fragments that are cut of them, and the frames that teach."""
 
 from __future__ import annotations
 
@@ -9,13 +9,13 @@ import pytest
 
 from tests.strategies import write_fasta
 from virnucpro.errors import BadInputError
-from virnucpro.training.fitting.embedded_pieces import read_annotations
-from virnucpro.training.fitting.pieces import (
-    PieceRules,
-    cut_pieces,
+from virnucpro.training.fitting.embedded_fragments import read_annotations
+from virnucpro.training.fitting.training_fragments import (
+    FragmentRules,
+    cut_training_fragments,
     group_weights,
-    read_pieces,
-    write_pieces,
+    read_training_fragments,
+    write_training_fragments,
 )
 from virnucpro.training.genomes.genome_split import SPLITS, TEST, TRAIN, VALIDATION, split_labelled
 from virnucpro.training.genomes.labelled_genomes import LabelledGenome
@@ -38,7 +38,7 @@ def many(group, count, num_nt, seed):
     return [genome(f"{group}{n}", letters(num_nt, [seed, n]), group=group) for n in range(count)]
 
 
-RULES = PieceRules(lengths_nt=LENGTHS_NT, group_weights={}, most_coverage=50.0)
+RULES = FragmentRules(lengths_nt=LENGTHS_NT, group_weights={}, most_coverage=50.0)
 
 
 # --- parts -----------------------------------------------------------------------------------------------------------
@@ -116,66 +116,70 @@ def test_shuffled_labels_go_with_clusters_and_with_nothing_else():
         [split_labelled(few, seed=seed, share=0.1, shuffle_labels=True) for seed in range(5)]
 
 
-# --- pieces ----------------------------------------------------------------------------------------------------------
+# --- fragments --------------------------------------------------------------------------------------------------------
 
 
-def test_pieces_are_of_either_strand_of_their_genomes_and_as_many_viral_as_not():
+def test_fragments_are_of_either_strand_of_their_genomes_and_as_many_viral_as_not():
     genomes = [*many("phage", 3, 40_000, 1), *many("bacteria", 3, 90_000, 2)]
-    pieces = cut_pieces(genomes, 120, RULES, part="train", seed=3)
+    fragments = cut_training_fragments(genomes, 120, RULES, part="train", seed=3)
     of = {one.accession: one for one in genomes}
-    for piece in pieces:
-        there = of[piece.accession].letters[piece.start : piece.end]
-        assert piece.letters == (reverse_complement(there) if piece.strand == "-" else there)
-        assert (piece.is_virus, piece.group) == (of[piece.accession].is_virus, of[piece.accession].group)
-    assert Counter(piece.is_virus for piece in pieces) == {True: 60, False: 60}
-    assert 0.3 < np.mean([piece.strand == "-" for piece in pieces]) < 0.7
-    assert {len(piece.letters) for piece in pieces} == set(LENGTHS_NT)
-    assert [piece.name for piece in pieces[:2]] == ["train_000001", "train_000002"]
-    assert len({piece.is_virus for piece in pieces[:20]}) == 2
-    assert pieces == cut_pieces(genomes, 120, RULES, part="train", seed=3)
-    assert pieces != cut_pieces(genomes, 120, RULES, part="train", seed=4)
+    for fragment in fragments:
+        there = of[fragment.accession].letters[fragment.start : fragment.end]
+        assert fragment.letters == (reverse_complement(there) if fragment.strand == "-" else there)
+        assert (fragment.is_virus, fragment.group) == (of[fragment.accession].is_virus, of[fragment.accession].group)
+    assert Counter(fragment.is_virus for fragment in fragments) == {True: 60, False: 60}
+    assert 0.3 < np.mean([fragment.strand == "-" for fragment in fragments]) < 0.7
+    assert {len(fragment.letters) for fragment in fragments} == set(LENGTHS_NT)
+    assert [fragment.name for fragment in fragments[:2]] == ["train_000001", "train_000002"]
+    assert len({fragment.is_virus for fragment in fragments[:20]}) == 2
+    assert fragments == cut_training_fragments(genomes, 120, RULES, part="train", seed=3)
+    assert fragments != cut_training_fragments(genomes, 120, RULES, part="train", seed=4)
 
 
 def test_groups_weigh_by_the_root_of_their_size_unless_told_otherwise():
     genomes = [*many("phage", 1, 90_000, 1), *many("virus", 1, 10_000, 2)]
     assert group_weights(genomes, RULES) == pytest.approx({"phage": 0.75, "virus": 0.25})
-    told = PieceRules(lengths_nt={300: 1.0}, group_weights={"phage": 0, "virus": 5}, most_coverage=50)
+    told = FragmentRules(lengths_nt={300: 1.0}, group_weights={"phage": 0, "virus": 5}, most_coverage=50)
     assert group_weights(genomes, told) == {"phage": 0, "virus": 1}
-    pieces = cut_pieces([*genomes, *many("bacteria", 1, 9000, 3)], 40, told, part="train", seed=1)
-    assert Counter(piece.group for piece in pieces) == {"virus": 20, "bacteria": 20}
+    fragments = cut_training_fragments([*genomes, *many("bacteria", 1, 9000, 3)], 40, told, part="train", seed=1)
+    assert Counter(fragment.group for fragment in fragments) == {"virus": 20, "bacteria": 20}
 
 
 def test_genomes_weigh_by_the_root_of_their_size_however_many_records_they_have():
     windows = [genome(f"w{n}", letters(8000, n), source="large") for n in range(8)]
     small = genome("small", letters(4000, 99))
     others = many("bacteria", 1, 200_000, 5)
-    rules = PieceRules(lengths_nt={300: 1.0}, group_weights={}, most_coverage=100)
-    pieces = cut_pieces([*windows, small, *others], 1000, rules, part="train", seed=2)
-    share = np.mean([piece.source == "small" for piece in pieces if piece.is_virus])
+    rules = FragmentRules(lengths_nt={300: 1.0}, group_weights={}, most_coverage=100)
+    fragments = cut_training_fragments([*windows, small, *others], 1000, rules, part="train", seed=2)
+    share = np.mean([fragment.source == "small" for fragment in fragments if fragment.is_virus])
     assert share == pytest.approx(1 / 5, abs=0.06)
 
 
 def test_a_genome_is_used_no_more_often_than_it_may_and_both_labels_stay_alike():
-    rules = PieceRules(lengths_nt={500: 1.0}, group_weights={}, most_coverage=2)
-    pieces = cut_pieces([*many("phage", 1, 3000, 1), *many("bacteria", 1, 90_000, 2)], 200, rules, part="test", seed=1)
-    assert Counter(piece.is_virus for piece in pieces) == {True: 12, False: 12}
+    rules = FragmentRules(lengths_nt={500: 1.0}, group_weights={}, most_coverage=2)
+    fragments = cut_training_fragments(
+        [*many("phage", 1, 3000, 1), *many("bacteria", 1, 90_000, 2)], 200, rules, part="test", seed=1
+    )
+    assert Counter(fragment.is_virus for fragment in fragments) == {True: 12, False: 12}
 
 
-def test_short_records_give_themselves_whole_tiny_ones_nothing_and_ambiguous_pieces_are_dropped():
+def test_short_records_give_themselves_whole_tiny_ones_nothing_and_ambiguous_fragments_are_dropped():
     tiny, short = genome("tiny", "A" * (SHORTEST_NT - 1)), genome("short", letters(400, 1))
     gaps = genome("gaps", letters(2000, 2) + "N" * 5000 + letters(2000, 3))
-    pieces = cut_pieces([tiny, short, gaps, *many("bacteria", 1, 90_000, 4)], 60, RULES, part="train", seed=1)
-    viral = [piece for piece in pieces if piece.is_virus]
-    assert {piece.accession for piece in viral} == {"short", "gaps"}
-    assert {len(piece.letters) for piece in viral if piece.accession == "short"} <= {300, 400}
-    assert max(piece.letters.count("N") / len(piece.letters) for piece in viral) <= 0.02
+    fragments = cut_training_fragments(
+        [tiny, short, gaps, *many("bacteria", 1, 90_000, 4)], 60, RULES, part="train", seed=1
+    )
+    viral = [fragment for fragment in fragments if fragment.is_virus]
+    assert {fragment.accession for fragment in viral} == {"short", "gaps"}
+    assert {len(fragment.letters) for fragment in viral if fragment.accession == "short"} <= {300, 400}
+    assert max(fragment.letters.count("N") / len(fragment.letters) for fragment in viral) <= 0.02
 
 
-def test_pieces_come_back_as_they_were_written(tmp_path):
+def test_fragments_come_back_as_they_were_written(tmp_path):
     genomes = [*many("phage", 2, 4000, 1), *many("bacteria", 2, 4000, 2)]
-    pieces = cut_pieces(genomes, 10, RULES, part="test", seed=1)
-    write_pieces(pieces, tmp_path / "p.fa", tmp_path / "p.tsv")
-    assert read_pieces(tmp_path / "p.fa", tmp_path / "p.tsv") == pieces
+    fragments = cut_training_fragments(genomes, 10, RULES, part="test", seed=1)
+    write_training_fragments(fragments, tmp_path / "p.fa", tmp_path / "p.tsv")
+    assert read_training_fragments(tmp_path / "p.fa", tmp_path / "p.tsv") == fragments
 
 
 # --- annotated proteins ----------------------------------------------------------------------------------------------

@@ -1,5 +1,5 @@
 """
-Pieces cut into chunks and open frames, joined with the frames' embeddings.
+Fragments cut into chunks and open frames, joined with the frames' embeddings.
 
 Frames are cut and embedded exactly as a prediction does it, so the means over a contig's frames are what the contig
 model sees there. The frame classifier skips chunks with ambiguous letters; of records with annotated proteins it learns
@@ -10,7 +10,7 @@ file's translations belong to its record's VERSION (or, without one, to its ACCE
 belongs to the record whose accession is between ``lcl|`` and ``_prot_`` in its id, as NCBI writes it, or before the
 last ``_``, as gene callers write it. Everything else in these files is ignored.
 
-Legend: C pieces, F frames, D and E widths of DNA and protein embeddings.
+Legend: C fragments, F frames, D and E widths of DNA and protein embeddings.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ from virnucpro.data.frames import chunk_bounds
 from virnucpro.data.sequence_index import SequenceIndex
 from virnucpro.errors import BadInputError, InputProblem, ResultError
 from virnucpro.run_layout import RunLayout
-from virnucpro.training.fitting.pieces import read_pieces
+from virnucpro.training.fitting.training_fragments import read_training_fragments
 from virnucpro.training.genomes.records import read_records, read_text
 
 if TYPE_CHECKING:
@@ -40,7 +40,7 @@ if TYPE_CHECKING:
     from virnucpro.arrays import BoolArray, FloatArray, IntArray
     from virnucpro.data.fragments import FragmentCounts
     from virnucpro.run_layout import TrainingLayout
-    from virnucpro.training.fitting.pieces import Piece
+    from virnucpro.training.fitting.training_fragments import TrainingFragment
 
 _NCBI_ID = re.compile(r"(?:lcl\|)?(?P<record>\S+?)_prot_\S+")
 _FEATURE = re.compile(r" {5}(?P<key>\S+) ")
@@ -114,10 +114,10 @@ def _of_flat_file(text: str) -> Iterator[tuple[str, str]]:
 
 
 @dataclass(frozen=True, kw_only=True)
-class EmbeddedPieces:
-    """Pieces and their embedded frames, in the order of the pieces."""
+class EmbeddedFragments:
+    """Fragments and their embedded frames, in the order of the fragments."""
 
-    pieces: list[Piece]
+    fragments: list[TrainingFragment]
     is_virus_C: BoolArray
     chunks_C: IntArray
     frames_C: IntArray
@@ -128,18 +128,18 @@ class EmbeddedPieces:
     """float32 (C, E): likewise."""
     features_FD: FloatArray
     """float32 (F, D + E)."""
-    piece_of_F: IntArray
+    fragment_of_F: IntArray
     is_example_F: BoolArray
     """bool (F,): whether the frame classifier may learn from it."""
 
     def of_part(self, part: str) -> BoolArray:
-        """Return which pieces are of a part, bool (C,)."""
-        return np.array([piece.part == part for piece in self.pieces])
+        """Return which fragments are of a part, bool (C,)."""
+        return np.array([fragment.part == part for fragment in self.fragments])
 
 
 def cut_frames(layout: TrainingLayout, chunk_nt: int, stop: threading.Event | None = None) -> FragmentCounts:
-    """Cut the pieces of a training into chunks, and write their open frames."""
-    index = SequenceIndex.ensure([layout.pieces], layout.contig_index, unpack_dir=layout.unpacked_dir, rules=_RULES)
+    """Cut the fragments of a training into chunks, and write their open frames."""
+    index = SequenceIndex.ensure([layout.fragments], layout.contig_index, unpack_dir=layout.unpacked_dir, rules=_RULES)
     return write_fragments(
         index,
         chunk_nt=chunk_nt,
@@ -152,9 +152,9 @@ def cut_frames(layout: TrainingLayout, chunk_nt: int, stop: threading.Event | No
     )
 
 
-def read_embedded(layout: TrainingLayout, chunk_nt: int, annotations: Annotations | None) -> EmbeddedPieces:
-    """Return pieces, frames and both complete embeddings, joined by the frames' ids."""
-    pieces = read_pieces(layout.pieces, layout.pieces_table)
+def read_embedded(layout: TrainingLayout, chunk_nt: int, annotations: Annotations | None) -> EmbeddedFragments:
+    """Return fragments, frames and both complete embeddings, joined by the frames' ids."""
+    fragments = read_training_fragments(layout.fragments, layout.fragments_table)
     order = FrameOrder(SequenceIndex.open(layout.contig_index), layout.open_frames, chunk_nt=chunk_nt, min_nt=0)
     chunks, frames_of_chunks, features = [], [], []
     with (
@@ -173,54 +173,59 @@ def read_embedded(layout: TrainingLayout, chunk_nt: int, annotations: Annotation
         protein.finish()
         dna_dim = dna.hidden_dim
     chunks_C, frames_K = np.concatenate(chunks), np.concatenate(frames_of_chunks)
-    piece_of_chunks = np.repeat(np.arange(len(pieces)), chunks_C)
-    piece_of_F = np.repeat(piece_of_chunks, frames_K)
+    fragment_of_chunks = np.repeat(np.arange(len(fragments)), chunks_C)
+    fragment_of_F = np.repeat(fragment_of_chunks, frames_K)
     features_FD = np.concatenate(features)
-    frames_C = np.bincount(piece_of_F, minlength=len(pieces))
+    frames_C = np.bincount(fragment_of_F, minlength=len(fragments))
     means = _means(features_FD, frames_C)
-    is_clear_F = np.repeat(_is_clear(pieces, chunk_nt), frames_K)
-    return EmbeddedPieces(
-        pieces=pieces,
-        is_virus_C=np.array([piece.is_virus for piece in pieces]),
+    is_clear_F = np.repeat(_is_clear(fragments, chunk_nt), frames_K)
+    return EmbeddedFragments(
+        fragments=fragments,
+        is_virus_C=np.array([fragment.is_virus for fragment in fragments]),
         chunks_C=chunks_C,
         frames_C=frames_C,
         dna_CD=np.ascontiguousarray(means[:, :dna_dim]),
         protein_CE=np.ascontiguousarray(means[:, dna_dim:]),
         features_FD=features_FD,
-        piece_of_F=piece_of_F,
-        is_example_F=is_clear_F & _is_annotated(layout, pieces, piece_of_F, annotations),
+        fragment_of_F=fragment_of_F,
+        is_example_F=is_clear_F & _is_annotated(layout, fragments, fragment_of_F, annotations),
     )
 
 
 def _means(features_FD: FloatArray, frames_C: IntArray) -> FloatArray:
-    """Return the mean of each piece's rows, zeros without any."""
+    """Return the mean of each fragment's rows, zeros without any."""
     means = np.zeros((len(frames_C), features_FD.shape[1]), dtype=np.float32)
     ends = np.cumsum(frames_C)
-    for piece in np.flatnonzero(frames_C).tolist():
-        means[piece] = features_FD[ends[piece] - frames_C[piece] : ends[piece]].mean(axis=0, dtype=np.float64)
+    for fragment in np.flatnonzero(frames_C).tolist():
+        means[fragment] = features_FD[ends[fragment] - frames_C[fragment] : ends[fragment]].mean(
+            axis=0, dtype=np.float64
+        )
     return means
 
 
-def _is_clear(pieces: Sequence[Piece], chunk_nt: int) -> BoolArray:
+def _is_clear(fragments: Sequence[TrainingFragment], chunk_nt: int) -> BoolArray:
     """Return which chunks have no ambiguous letter, bool (chunks,)."""
     return np.array(
         [
-            not piece.letters[start:end].strip("ACGT")
-            for piece in pieces
-            for start, end in zip(*chunk_bounds(len(piece.letters), chunk_nt), strict=True)
+            not fragment.letters[start:end].strip("ACGT")
+            for fragment in fragments
+            for start, end in zip(*chunk_bounds(len(fragment.letters), chunk_nt), strict=True)
         ]
     )
 
 
 def _is_annotated(
-    layout: TrainingLayout, pieces: Sequence[Piece], piece_of_F: IntArray, annotations: Annotations | None
+    layout: TrainingLayout,
+    fragments: Sequence[TrainingFragment],
+    fragment_of_F: IntArray,
+    annotations: Annotations | None,
 ) -> BoolArray:
     if annotations is None:
-        return np.ones(len(piece_of_F), dtype=bool)
+        return np.ones(len(fragment_of_F), dtype=bool)
     proteins = read_records(layout.protein_frames)
     return np.array(
         [
-            annotations.is_part(pieces[piece].accession, record.letters)
-            for piece, record in zip(piece_of_F.tolist(), proteins, strict=True)
+            annotations.is_part(fragments[fragment].accession, record.letters)
+            for fragment, record in zip(fragment_of_F.tolist(), proteins, strict=True)
         ]
     )

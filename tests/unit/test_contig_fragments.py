@@ -1,4 +1,4 @@
-"""Pieces read together give, to the bit, what each gives by itself."""
+"""Fragments read together give, to the bit, what each gives by itself."""
 
 from __future__ import annotations
 
@@ -7,9 +7,9 @@ import pytest
 
 from tests.unit.test_gene_finding import recoded_gene
 from virnucpro.models.contigs import sequence_features
+from virnucpro.models.contigs.fragments import Fragments, Groups, ranges
 from virnucpro.models.contigs.gene_finding import Genes
 from virnucpro.models.contigs.nucleotide_codes import OTHER, encode, is_whole, reverse_complement, words
-from virnucpro.models.contigs.pieces import Groups, Pieces, ranges
 from virnucpro.models.contigs.sequence_features import TABLES, SequenceFeatures
 
 IS_VIRAL = np.array([False, True, True])
@@ -29,7 +29,7 @@ def random_codes(chooser, length, *, unknown=0.0):
 
 
 @pytest.fixture(scope="module")
-def pieces():
+def fragments():
     """Random letters of many lengths, some unknown; genes in which a stop of code 11 is a residue; one letter only."""
     chooser = np.random.default_rng(8)
     some = [random_codes(chooser, length, unknown=unknown) for unknown in (0, 0.01, 0.2) for length in LENGTHS]
@@ -43,16 +43,16 @@ def pieces():
     ]
 
 
-def test_many_pieces_have_the_features_that_each_has_alone(features, pieces, monkeypatch):
-    alone = np.stack([features.of(codes) for codes in pieces])
-    together = features.of_many(pieces)
+def test_many_fragments_have_the_features_that_each_has_alone(features, fragments, monkeypatch):
+    alone = np.stack([features.of(codes) for codes in fragments])
+    together = features.of_many(fragments)
     assert together.dtype == np.float32
     assert together.tobytes() == alone.tobytes()
     for pass_nt in (1, 700, 5000):
         monkeypatch.setattr(sequence_features, "PASS_NT", pass_nt)
-        assert np.array_equal(features.of_many(pieces), alone)
-    order = np.random.default_rng(1).permutation(len(pieces))
-    assert np.array_equal(features.of_many([pieces[at] for at in order]), alone[order])
+        assert np.array_equal(features.of_many(fragments), alone)
+    order = np.random.default_rng(1).permutation(len(fragments))
+    assert np.array_equal(features.of_many([fragments[at] for at in order]), alone[order])
     assert features.of_many([]).shape == (0, features.dim)
 
 
@@ -68,21 +68,21 @@ def test_windows_of_a_contig_do_not_see_beyond_their_ends(features):
     assert np.array_equal(trimmed[genes], beside_unknown[genes])
 
 
-def test_reversed_pieces_have_the_same_features(features):
+def test_reversed_fragments_have_the_same_features(features):
     chooser = np.random.default_rng(6)
-    pieces = [random_codes(chooser, length, unknown=0.001) for length in (400, 1500, 1501, 3002, 5000)]
-    reverse = [reverse_complement(codes) for codes in pieces]
-    np.testing.assert_allclose(features.of_many(pieces), features.of_many(reverse), atol=1e-6)
+    fragments = [random_codes(chooser, length, unknown=0.001) for length in (400, 1500, 1501, 3002, 5000)]
+    reverse = [reverse_complement(codes) for codes in fragments]
+    np.testing.assert_allclose(features.of_many(fragments), features.of_many(reverse), atol=1e-6)
 
 
-def test_genes_of_many_pieces_are_those_of_each(pieces):
-    together = Genes.of(Pieces(pieces))
-    for piece, codes in enumerate(pieces):
-        alone, some = Genes.of(Pieces([codes])), together.groups.piece_X == piece
+def test_genes_of_many_fragments_are_those_of_each(fragments):
+    together = Genes.of(Fragments(fragments))
+    for fragment, codes in enumerate(fragments):
+        alone, some = Genes.of(Fragments([codes])), together.groups.fragment_X == fragment
         assert np.array_equal(together.starts_N[some], alone.starts_N)
         assert np.array_equal(together.ends_N[some], alone.ends_N)
         assert np.array_equal(together.is_reverse_N[some], alone.is_reverse_N)
-        assert together.code_P[piece] == alone.code_P[0]
+        assert together.code_P[fragment] == alone.code_P[0]
     assert set(together.code_P) == {0, 1, 2}
 
 
@@ -103,19 +103,24 @@ def test_statistics_of_groups_are_those_of_numpy():
     whole, real = chooser.integers(-9, 9, sum(counts)), chooser.normal(size=sum(counts))
     table = chooser.normal(size=(sum(counts), 3))
     ends = np.cumsum(counts)
-    for piece, (end, count) in enumerate(zip(ends, counts, strict=True)):
+    for fragment, (end, count) in enumerate(zip(ends, counts, strict=True)):
         own = slice(end - count, end)
         if not count:
-            assert groups.means(real)[piece] == groups.medians(whole)[piece] == groups.deviations(real)[piece] == 0
+            assert (
+                groups.means(real)[fragment]
+                == groups.medians(whole)[fragment]
+                == groups.deviations(real)[fragment]
+                == 0
+            )
             continue
-        assert groups.sums(real)[piece] == real[own].sum()
-        assert groups.means(whole)[piece] == whole[own].mean()
-        assert groups.medians(whole)[piece] == np.median(whole[own])
-        assert groups.deviations(whole)[piece] == whole[own].std()
-        assert groups.deviations(real)[piece] == real[own].std()
-        assert np.array_equal(groups.deviations(table)[piece], table[own].std(axis=0))
-        assert np.array_equal(groups.reduced(np.maximum, table)[piece], table[own].max(axis=0))
-        assert groups.first_greatest(whole)[piece] == end - count + whole[own].argmax()
+        assert groups.sums(real)[fragment] == real[own].sum()
+        assert groups.means(whole)[fragment] == whole[own].mean()
+        assert groups.medians(whole)[fragment] == np.median(whole[own])
+        assert groups.deviations(whole)[fragment] == whole[own].std()
+        assert groups.deviations(real)[fragment] == real[own].std()
+        assert np.array_equal(groups.deviations(table)[fragment], table[own].std(axis=0))
+        assert np.array_equal(groups.reduced(np.maximum, table)[fragment], table[own].max(axis=0))
+        assert groups.first_greatest(whole)[fragment] == end - count + whole[own].argmax()
 
 
 def test_ranges_are_end_to_end():

@@ -1,10 +1,10 @@
 """
-Pieces of sequence laid end to end, so that one pass reads many of them.
+Fragments of sequence laid end to end, so that one pass reads many of them.
 
-A NumPy call costs more than what it does for a piece of a few hundred nucleotides. What is counted of a piece does not
-depend on the others: unknown letters are between them, so that no k-mer or codon is of two. Statistics are, to the bit,
-those that NumPy gives of each piece alone. Legend: P pieces, T letters as laid out, F codons of a frame as laid out, X
-items of pieces.
+A NumPy call costs more than what it does for a fragment of a few hundred nucleotides. What is counted of one does not
+depend on the others: unknown letters are between them, so that no k-mer or codon is of two. Statistics are, to the
+bit, those that NumPy gives of each fragment alone. Legend: P fragments, T letters as laid out, F codons of a frame as
+laid out, X items of fragments.
 """
 
 from __future__ import annotations
@@ -28,15 +28,15 @@ _ADDED_IN_PAIRS = 8
 """NumPy adds up fewer numbers than these one after another."""
 
 
-class Pieces:
+class Fragments:
     """
-    The letters and codons of pieces.
+    The letters and codons of fragments.
 
-    Unknown letters follow each piece, at least one and up to a multiple of three. So each frame of each piece ends with
-    ``NO_CODON``.
+    Unknown letters follow each fragment, at least one and up to a multiple of three. So each frame of a fragment ends
+    with ``NO_CODON``.
 
     Args:
-        codes: Of each piece, uint8 (its nucleotides,), as ``nucleotide_codes.encode`` returns them.
+        codes: Of each fragment, uint8 (its nucleotides,), as ``nucleotide_codes.encode`` returns them.
     """
 
     def __init__(self, codes: Sequence[CodeArray]) -> None:
@@ -45,9 +45,9 @@ class Pieces:
         self.frame_lengths_P = self.lengths_P // 3 + 1
         """int64 (P,): codons of a frame, as laid out."""
         self.frame_starts_P = np.cumsum(self.frame_lengths_P) - self.frame_lengths_P
-        """int64 (P,): where the piece begins in each frame; a third of where it begins in each strand."""
+        """int64 (P,): where the fragment begins in each frame; a third of where it begins in each strand."""
         self.strands_2T = np.full((2, 3 * int(self.frame_lengths_P.sum()) + 2), OTHER, dtype=np.uint8)
-        """uint8 (2, T): codes of the forward strand and of the reverse one; a piece begins at one place in both."""
+        """uint8 (2, T): codes of the forward strand and of the reverse one; a fragment begins at one place in both."""
         forward, reverse = self.strands_2T
         for start, codes_L in zip((3 * self.frame_starts_P).tolist(), codes, strict=True):
             forward[start : start + len(codes_L)] = codes_L
@@ -58,17 +58,17 @@ class Pieces:
         ]
         self.codons_6F = np.concatenate(frames)
         """uint8 (6, F): codons of each of the six frames, the reverse strand last."""
-        self.piece_F = np.repeat(np.arange(len(codes)), self.frame_lengths_P)
-        """int64 (F,): piece of each codon of a frame."""
+        self.fragment_F = np.repeat(np.arange(len(codes)), self.frame_lengths_P)
+        """int64 (F,): fragment of each codon of a frame."""
 
     def __len__(self) -> int:
         return len(self.lengths_P)
 
     def whole_words(self, k: int) -> tuple[IntArray, AnyArray]:
-        """Return the k-mers of the forward strand without unknown letters: piece, int64, and number, uint32."""
+        """Return the k-mers of the forward strand without unknown letters: fragment, int64, and number, uint32."""
         forward = self.strands_2T[0]
         at = np.flatnonzero(is_whole(forward, k))
-        return self.piece_F[at // 3], words(forward, k)[at]
+        return self.fragment_F[at // 3], words(forward, k)[at]
 
     def run_ends(self, ends_run: BoolArray) -> IntArray:
         """Return where open runs end, int64: ascending places in the six frames, end to end."""
@@ -77,64 +77,64 @@ class Pieces:
 
 class Groups:
     """
-    Which piece each item is of.
+    Which fragment each item is of.
 
     Args:
-        piece_X: int64 (X,), ascending.
+        fragment_X: int64 (X,), ascending.
         number: P.
     """
 
-    def __init__(self, piece_X: IntArray, number: int) -> None:
-        self.piece_X = piece_X
-        self.counts_P = np.bincount(piece_X, minlength=number)
+    def __init__(self, fragment_X: IntArray, number: int) -> None:
+        self.fragment_X = fragment_X
+        self.counts_P = np.bincount(fragment_X, minlength=number)
         """int64 (P,): items."""
         self.firsts_P = np.cumsum(self.counts_P) - self.counts_P
         self.there = np.flatnonzero(self.counts_P)
-        """int64: pieces with items."""
+        """int64: fragments with items."""
 
     def take(self, is_taken_X: BoolArray) -> Groups:
-        return Groups(self.piece_X[is_taken_X], len(self.counts_P))
+        return Groups(self.fragment_X[is_taken_X], len(self.counts_P))
 
     def sums(self, values_X: AnyArray) -> DoubleArray:
-        """Return the sum of each piece's items, float64 (P,); or (P, columns) of values (X, columns)."""
+        """Return the sum of each fragment's items, float64 (P,); or (P, columns) of values (X, columns)."""
         if values_X.ndim > 1:
             width = values_X.shape[1]
-            keys = (self.piece_X[:, None] * width + np.arange(width)).ravel()
+            keys = (self.fragment_X[:, None] * width + np.arange(width)).ravel()
             sums = np.bincount(keys, weights=values_X.ravel(), minlength=len(self.counts_P) * width)
             return np.asarray(sums.reshape(-1, width), dtype=np.float64)
-        sums = np.bincount(self.piece_X, weights=values_X, minlength=len(self.counts_P))
+        sums = np.bincount(self.fragment_X, weights=values_X, minlength=len(self.counts_P))
         if values_X.dtype.kind == "f":
-            for piece in np.flatnonzero(self.counts_P >= _ADDED_IN_PAIRS).tolist():
-                first = self.firsts_P[piece]
-                sums[piece] = values_X[first : first + self.counts_P[piece]].sum()
+            for fragment in np.flatnonzero(self.counts_P >= _ADDED_IN_PAIRS).tolist():
+                first = self.firsts_P[fragment]
+                sums[fragment] = values_X[first : first + self.counts_P[fragment]].sum()
         return np.asarray(sums, dtype=np.float64)
 
     def means(self, values_X: AnyArray) -> DoubleArray:
-        """Return the mean of each piece's items, 0 without any, as ``sums``."""
+        """Return the mean of each fragment's items, 0 without any, as ``sums``."""
         sums = self.sums(values_X)
         return np.asarray((sums.T / np.maximum(self.counts_P, 1)).T)
 
     def deviations(self, values_X: AnyArray) -> DoubleArray:
-        """Return the standard deviation of each piece's items, 0 without any, as ``sums``."""
-        return np.sqrt(self.means((values_X - self.means(values_X)[self.piece_X]) ** 2))
+        """Return the standard deviation of each fragment's items, 0 without any, as ``sums``."""
+        return np.sqrt(self.means((values_X - self.means(values_X)[self.fragment_X]) ** 2))
 
     def medians(self, values_X: IntArray) -> DoubleArray:
-        """Return the median of each piece's items, 0 without any, float64 (P,)."""
+        """Return the median of each fragment's items, 0 without any, float64 (P,)."""
         medians = np.zeros(len(self.counts_P))
-        ordered = values_X[np.lexsort((values_X, self.piece_X))]
+        ordered = values_X[np.lexsort((values_X, self.fragment_X))]
         firsts, counts = self.firsts_P[self.there], self.counts_P[self.there]
         medians[self.there] = (ordered[firsts + (counts - 1) // 2] + ordered[firsts + counts // 2]) / 2
         return medians
 
     def reduced(self, by: np.ufunc, values_X: AnyArray) -> AnyArray:
-        """Reduce each piece's items by a ufunc; 0 without any, (P,) or (P, columns)."""
+        """Reduce each fragment's items by a ufunc; 0 without any, (P,) or (P, columns)."""
         reduced = np.zeros((len(self.counts_P), *values_X.shape[1:]), dtype=values_X.dtype)
         if len(self.there):
             reduced[self.there] = by.reduceat(values_X, self.firsts_P[self.there], axis=0)
         return reduced
 
     def first_greatest(self, values_X: IntArray) -> IntArray:
-        """Return the first place of each piece's greatest item in X, int64 (P,); the number of items without any."""
+        """Return the first place of each fragment's greatest item in X, int64 (P,); the number of items without any."""
         greatest_X = np.repeat(self.reduced(np.maximum, values_X), self.counts_P)
         places = np.where(values_X == greatest_X, np.arange(len(values_X)), len(values_X))
         firsts = np.full(len(self.counts_P), len(values_X))
@@ -143,8 +143,8 @@ class Groups:
         return firsts
 
     def bins(self, values_X: AnyArray, number: int) -> IntArray:
-        """Return how often each piece has each value below *number*, int64 (P, number)."""
-        keys = self.piece_X * number + values_X
+        """Return how often each fragment has each value below *number*, int64 (P, number)."""
+        keys = self.fragment_X * number + values_X
         return np.bincount(keys, minlength=len(self.counts_P) * number).reshape(-1, number)
 
 

@@ -1,9 +1,9 @@
 """
-Contigs to train on: pieces cut at random positions of genomes, as an assembly would leave them.
+Contigs to train on: fragments cut at random positions of genomes, as an assembly would leave them.
 
-Half of the pieces are viral. A label's pieces come from its groups by weight, a group's from its genomes by the root of
-their size, a genome's from its records by size. Lengths are drawn from a few; a shorter record is one whole piece.
-Either strand. A piece with too many ambiguous letters is dropped and another one drawn.
+Half of the fragments are viral. A label's fragments come from its groups by weight, a group's from its genomes by the
+root of their size, a genome's from its records by size. Lengths are drawn from a few; a shorter record is one whole
+fragment. Either strand. A fragment with too many ambiguous letters is dropped and another one drawn.
 """
 
 from __future__ import annotations
@@ -28,26 +28,26 @@ if TYPE_CHECKING:
     from virnucpro.training.genomes.labelled_genomes import LabelledGenome
 
 MOST_AMBIGUOUS = 0.02
-"""Largest share of a piece's letters other than A, C, G and T."""
-_DRAWS_PER_PIECE = 50
-"""Attempts per piece after which a label's genomes count as used up."""
-COLUMNS = ("piece", "part", "label", "group", "genome", "accession", "start", "end", "strand")
+"""Largest share of a fragment's letters other than A, C, G and T."""
+_DRAWS_PER_FRAGMENT = 50
+"""Attempts per fragment after which a label's genomes count as used up."""
+COLUMNS = ("fragment", "part", "label", "group", "genome", "accession", "start", "end", "strand")
 
 
 @dataclass(frozen=True, kw_only=True)
-class PieceRules:
-    """How pieces are drawn."""
+class FragmentRules:
+    """How fragments are drawn."""
 
     lengths_nt: Mapping[int, float]
     """Nucleotides -> relative frequency."""
     group_weights: Mapping[str, float]
-    """Group -> relative share of its label's pieces; by default the root of its nucleotides."""
+    """Group -> relative share of its label's fragments; by default the root of its nucleotides."""
     most_coverage: float
     """A genome's letters are used at most so many times."""
 
 
 @dataclass(frozen=True, kw_only=True)
-class Piece:
+class TrainingFragment:
     """A contig to train or measure on."""
 
     name: str
@@ -68,26 +68,26 @@ class Piece:
         return "\t".join(map(str, (*about, self.start, self.end, self.strand))) + "\n"
 
 
-def cut_pieces(
-    genomes: Sequence[LabelledGenome], count: int, rules: PieceRules, *, part: str, seed: int
-) -> list[Piece]:
+def cut_training_fragments(
+    genomes: Sequence[LabelledGenome], count: int, rules: FragmentRules, *, part: str, seed: int
+) -> list[TrainingFragment]:
     """
-    Cut pieces of one part's genomes: as many viral pieces as others, in a random order.
+    Cut fragments of one part's genomes: as many viral fragments as others, in a random order.
 
     *count* is for both labels; fewer come out where ``most_coverage`` is reached.
     """
     random = np.random.default_rng([seed, *part.encode()])
     both = [
-        _pieces_of([g for g in genomes if g.is_virus is label], count // 2, rules, random) for label in (True, False)
+        _fragments_of([g for g in genomes if g.is_virus is label], count // 2, rules, random) for label in (True, False)
     ]
     as_many = min(map(len, both))
-    drawn = [piece for pieces in both for piece in pieces[:as_many]]
+    drawn = [fragment for fragments in both for fragment in fragments[:as_many]]
     order = random.permutation(len(drawn)).tolist()
     return [replace(drawn[at], name=f"{part}_{number:06d}", part=part) for number, at in enumerate(order, start=1)]
 
 
-def group_weights(genomes: Sequence[LabelledGenome], rules: PieceRules) -> dict[str, float]:
-    """Return each group's share of one label's pieces."""
+def group_weights(genomes: Sequence[LabelledGenome], rules: FragmentRules) -> dict[str, float]:
+    """Return each group's share of one label's fragments."""
     num_nt: Counter[str] = Counter()
     for genome in genomes:
         num_nt[genome.group] += len(genome.letters)
@@ -99,7 +99,7 @@ def group_weights(genomes: Sequence[LabelledGenome], rules: PieceRules) -> dict[
 class _Group:
     """The genomes of a group, and how many more nucleotides may be cut from each."""
 
-    def __init__(self, genomes: Sequence[LabelledGenome], rules: PieceRules) -> None:
+    def __init__(self, genomes: Sequence[LabelledGenome], rules: FragmentRules) -> None:
         self.records: dict[str, list[LabelledGenome]] = {}
         for genome in genomes:
             if len(genome.letters) >= SHORTEST_NT:
@@ -114,7 +114,7 @@ class _Group:
         return not self._weights.any()
 
     def draw(self, length_nt: int, random: np.random.Generator) -> tuple[LabelledGenome, int, int]:
-        """Return a record, and start and end of a piece of it."""
+        """Return a record, and start and end of a fragment of it."""
         at = int(random.choice(len(self.names), p=self._weights / self._weights.sum()))
         records = self.records[self.names[at]]
         lengths = np.array([len(record.letters) for record in records])
@@ -129,19 +129,19 @@ class _Group:
             self._weights[self.names.index(source)] = 0
 
 
-def _pieces_of(
-    genomes: Sequence[LabelledGenome], count: int, rules: PieceRules, random: np.random.Generator
-) -> list[Piece]:
-    """Cut the pieces of one label, in a random order of groups."""
+def _fragments_of(
+    genomes: Sequence[LabelledGenome], count: int, rules: FragmentRules, random: np.random.Generator
+) -> list[TrainingFragment]:
+    """Cut the fragments of one label, in a random order of groups."""
     shares = group_weights(genomes, rules)
     groups = {group: _Group([g for g in genomes if g.group == group], rules) for group in shares}
     lengths = sorted(rules.lengths_nt)
     length_shares = np.array([rules.lengths_nt[length] for length in lengths])
     length_shares /= length_shares.sum()
-    pieces: list[Piece] = []
-    for _ in range(_DRAWS_PER_PIECE * count):
+    fragments: list[TrainingFragment] = []
+    for _ in range(_DRAWS_PER_FRAGMENT * count):
         left = [group for group in shares if shares[group] and not groups[group].is_used_up]
-        if len(pieces) == count or not left:
+        if len(fragments) == count or not left:
             break
         weights = np.array([shares[group] for group in left])
         group = left[int(random.choice(len(left), p=weights / weights.sum()))]
@@ -151,8 +151,8 @@ def _pieces_of(
         is_reverse = bool(random.integers(2))
         if len(letters) - sum(map(letters.count, "ACGT")) <= MOST_AMBIGUOUS * len(letters):
             groups[group].use(record.source, end - start)
-            pieces.append(
-                Piece(
+            fragments.append(
+                TrainingFragment(
                     name="",
                     part="",
                     is_virus=record.is_virus,
@@ -165,28 +165,28 @@ def _pieces_of(
                     letters=reverse_complement(letters) if is_reverse else letters,
                 )
             )
-    return pieces
+    return fragments
 
 
-def write_pieces(pieces: Sequence[Piece], fasta: Path, table: Path) -> None:
-    """Write pieces as FASTA, and their origin as a table."""
+def write_training_fragments(fragments: Sequence[TrainingFragment], fasta: Path, table: Path) -> None:
+    """Write fragments as FASTA, and their origin as a table."""
     with durable.replacing(fasta) as file:
-        file.write("".join(f">{piece.name}\n{piece.letters}\n" for piece in pieces).encode())
+        file.write("".join(f">{fragment.name}\n{fragment.letters}\n" for fragment in fragments).encode())
     with durable.replacing(table) as file:
-        file.write(("\t".join(COLUMNS) + "\n" + "".join(piece.line() for piece in pieces)).encode())
+        file.write(("\t".join(COLUMNS) + "\n" + "".join(fragment.line() for fragment in fragments)).encode())
 
 
-def read_pieces(fasta: Path, table: Path) -> list[Piece]:
-    """Read what ``write_pieces`` wrote."""
-    pieces: list[Piece] = []
-    if not fasta.stat().st_size:  # of no pieces
-        return pieces
+def read_training_fragments(fasta: Path, table: Path) -> list[TrainingFragment]:
+    """Read what ``write_training_fragments`` wrote."""
+    fragments: list[TrainingFragment] = []
+    if not fasta.stat().st_size:  # of no fragments
+        return fragments
     with open(table, encoding="utf-8", newline="", opener=run_folders.only_regular) as file:
         rows = csv.DictReader(file, delimiter="\t", quoting=csv.QUOTE_NONE)
         for row, record in zip(rows, read_records(fasta), strict=True):
-            assert row["piece"] == record.accession
-            piece = Piece(
-                name=row["piece"],
+            assert row["fragment"] == record.accession
+            fragment = TrainingFragment(
+                name=row["fragment"],
                 part=row["part"],
                 is_virus=row["label"] == VIRUS,
                 group=row["group"],
@@ -197,5 +197,5 @@ def read_pieces(fasta: Path, table: Path) -> list[Piece]:
                 strand=row["strand"],
                 letters=record.letters,
             )
-            pieces.append(piece)
-    return pieces
+            fragments.append(fragment)
+    return fragments
