@@ -190,8 +190,8 @@ def test_a_compressed_paf_and_standard_input_give_the_same_and_a_damaged_one_is_
         subprocess.run(command, input=content, check=True, timeout=60, capture_output=True)
         for folder in (name[6:], "piped"):
             assert (out.parent / folder / "reads.tsv").read_bytes() == expected
-    for pack, name in ((lambda data: data, "cut.paf.gz"), (bz2.compress, "bad.paf.bz2"), (lzma.compress, "bad.paf.xz")):
-        (out.parent / name).write_bytes(pack(packed)[:-20])
+    for pack, name in ((gzip.compress, "cut.paf.gz"), (bz2.compress, "bad.paf.bz2"), (lzma.compress, "bad.paf.xz")):
+        (out.parent / name).write_bytes(pack("".join(lines).encode())[:-20])
     for paf in ("cut.paf.gz", "bad.paf.bz2", "bad.paf.xz", "absent.paf"):
         done = run("label-reads", out, "--paf", out.parent / paf)
         assert (done.code, f"{out.parent / paf}: " in done.err) == (65, True), done.err
