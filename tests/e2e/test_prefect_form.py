@@ -183,12 +183,17 @@ def test_every_line_of_the_form_has_its_title_and_its_help_in_order(form_of, flo
 
 @pytest.fixture(scope="module")
 def worker(prefect_server, tmp_path_factory):
-    """A worker whose runs may read and write in one folder, and a server of their reports; yields the folder."""
+    """
+    A worker whose runs may read and write in one folder, and a server of their reports; yields the folder.
+
+    The first process that embeds hangs until it is stopped, however fast the machine is.
+    """
     folder = tmp_path_factory.mktemp("site")
     contigs = (REPOSITORY / "examples" / "contigs.fasta").read_text().split(">")[1:]
-    (folder / "contigs.fasta").write_text("".join(f">{one}" for one in contigs[:28]))  # some 15 s of embedding
+    (folder / "contigs.fasta").write_text("".join(f">{one}" for one in contigs[:28]))
     log, served = folder / "worker.log", folder / "reports.log"
-    environ = {**prefect_server.environ, "VIRNUCPRO_DATA_ROOTS": str(folder)}
+    hangs = f"gpu_worker_0/file.rename:1:hang:{folder / 'has hung'}"
+    environ = {**prefect_server.environ, "VIRNUCPRO_DATA_ROOTS": str(folder), "VIRNUCPRO_FAILPOINT": hangs}
     serve = [sys.executable, "-u", "-m", "virnucpro", "serve-reports", "--port", "0"]
     command = [sys.executable, "-m", "flows.worker", "--pool", POOL]
     with started(serve, served, cwd=folder, environ=environ):

@@ -28,6 +28,8 @@ SCRAPE_INTERVAL = "250ms"
 LIMIT_S = 240.0
 CONFIG = REPOSITORY / "deployments" / "observability" / "prometheus.yml"
 TARGETS = "/var/lib/virnucpro/targets"
+CONTIGS = 4_000
+"""Enough for some seconds of two fast workers."""
 PREDICT = ("virnucpro", "predict", "--devices", "cpu", "--workers", "2", "--metrics-port", "0", "--json")
 EMBED = ("virnucpro", "embed", "--devices", "cpu", "--workers", "2", "--metrics-port", "0", "--json")
 
@@ -202,7 +204,7 @@ def test_a_default_prediction_shows_contigs_and_nucleotides_of_each_worker_and_a
     watch, tmp_path
 ):
     chooser = random.Random(5)
-    lengths_nt = [int(chooser.lognormvariate(7.5, 1.0)) + 100 for _ in range(900)]
+    lengths_nt = [int(chooser.lognormvariate(7.5, 1.0)) + 100 for _ in range(CONTIGS)]
     contigs = [(f"k{n}", "".join(chooser.choices("ACGT", k=nt))) for n, nt in enumerate(lengths_nt)]
     fasta, out = write_fasta(tmp_path / "contigs.fasta", contigs), tmp_path / "out"
     run = Run(watch, [*PREDICT, "--metrics-targets", watch[1], fasta, "-o", out], out)
@@ -217,10 +219,10 @@ def test_a_default_prediction_shows_contigs_and_nucleotides_of_each_worker_and_a
     run.wait_until(lambda: all(run.prometheus.vector(expr) for expr in of_contigs))
     os.kill(run.workers()[1], signal.SIGKILL)
     result = run.result()
-    assert (result["state"], result["counts"]["contigs"]) == ("complete", 900)
+    assert (result["state"], result["counts"]["contigs"]) == ("complete", CONTIGS)
     restarts = run.series("virnucpro_worker_restarts_total")
     (labels,) = run.prometheus.vector(f"last_over_time({restarts}[10m])")
     assert dict(labels).items() >= {"rank": "1", "device": "cpu", "failure": "died", "model": "composition"}.items()
     of_composition = done.replace("}", ',model="composition"}')
-    assert run.number(f"sum(last_over_time({of_composition}[10m]))") == 900
+    assert run.number(f"sum(last_over_time({of_composition}[10m]))") == CONTIGS
     assert run.number(f"sum(resets({done}[10m]))") == 0
