@@ -8,11 +8,14 @@ import virnucpro.commands.embed
 from tests import command_line
 from tests.fakes import hash_config
 from tests.faults.forked import run_forked, small_input
+from tests.trainings import hash_training, make_genomes
 from virnucpro.errors import BadInputError, OutputError, ResultError, SettingsChangedError
+from virnucpro.models.classifier_files.card import CARD_NAME
 from virnucpro.pipeline.devices import CPU
 from virnucpro.pipeline.run.run_preparation import prepare_run
 from virnucpro.pipeline.run.verification import verify_run
 from virnucpro.run_layout import RunLayout
+from virnucpro.training.training_run import prepare_training
 
 
 @pytest.fixture
@@ -23,6 +26,10 @@ def finished(tmp_path):
     for name in ("notes.txt", "work/mine.h5", "shard_x.h5", "logs/worker_0.log.old", ".hidden"):
         (out / name).write_text("somebody's")
     return fasta, out
+
+
+def tree_of(folder):
+    return {path: path.read_bytes() for path in folder.rglob("*") if path.is_file()}
 
 
 def prepare(fasta, out, *, restart=False, **changes):
@@ -94,3 +101,16 @@ def test_a_restart_that_is_interrupted_is_finished_by_the_next_one(finished, num
     again = run_forked(fasta, out, hash_config(), restart=True)
     assert again.code == 0, again.errors
     assert (out / "embeddings.h5").read_bytes() == whole
+
+
+def test_a_training_that_is_restarted_with_any_file_that_cannot_be_read_removes_nothing(tmp_path):
+    files, out = make_genomes(tmp_path, count=3, codons=200), tmp_path / "out"
+    prepare_training(files, out, hash_training(), "cpu", run_id="one")
+    (out / CARD_NAME).write_text("of the earlier one")
+    before = tree_of(out)
+    for name in ("genomes", "annotations", "leave_out"):
+        absent = tmp_path / "absent.fa"
+        config = hash_training(**{name: absent if name == "genomes" else (absent,)})
+        with pytest.raises(BadInputError, match=r"absent\.fa"):
+            prepare_training(files, out, config, "cpu", run_id="two", restart=True)
+        assert tree_of(out) == before

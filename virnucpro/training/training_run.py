@@ -7,7 +7,7 @@ whole classifier.
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -94,8 +94,11 @@ class _TrainingPreparation(Preparation[TrainingManifest, LabelledInput]):
     """Of genomes."""
     config: TrainingConfig
     device_type: str
+    about: list[dict[str, Any]] = field(default_factory=list)
+    """The files that were read, as ``run.json`` has them."""
 
     def read_input(self) -> LabelledInput:
+        self.about = [about_file(path) for path in self.inputs]  # also of files that only later stages read
         return read_labelled(self.files, self.config.genomes)
 
     def start_from_scratch(self, earlier: TrainingManifest, source: LabelledInput) -> None:
@@ -124,7 +127,7 @@ class _TrainingPreparation(Preparation[TrainingManifest, LabelledInput]):
         manifest = TrainingManifest.begin(
             self.run_id,
             packages=(*COMPUTING_PACKAGES, "scipy"),
-            inputs=[about_file(path) for path in self.inputs],
+            inputs=self.about,
             settings=self.settings(earlier),
             devices=earlier.devices if earlier is not None else [],
             stages=earlier.stages if earlier is not None else {},
