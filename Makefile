@@ -144,7 +144,7 @@ gpu-check:
 
 # What a rented machine with CUDA's Python (3.12: torch, numpy, safetensors, tokenizers, h5py) lacks for whole runs.
 GPU_KIT := structlog pydantic pydantic-core annotated-types typing-inspection typing-extensions fair-esm orjson \
-	backports.zstd dnaio xopen isal zlib-ng coolname
+	backports.zstd dnaio xopen isal zlib-ng coolname pydustmasker
 GPU_KIT_FOR := --python-version 3.12 --implementation cp $(foreach n,17 24 27 28,--platform manylinux_2_$(n)_x86_64) \
 	--platform manylinux2014_x86_64 --platform manylinux1_x86_64
 

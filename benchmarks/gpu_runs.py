@@ -44,6 +44,7 @@ NEEDED = (
     "typer",
     "orjson",
     "dnaio",
+    "pydustmasker",
     "prometheus_client",
     "pynvml",
     "tokenizers",

@@ -1,9 +1,9 @@
 """
 How well viral regions are found: in synthetic prophages, in bacteria, and where bacteria match a known phage.
 
-Whole phages, some of them contigs of metagenomes, are set into windows of bacterial genomes, on either strand and at
-random places. Both are of genomes that did not train the classifier: parts ``test`` and ``validation`` of its card, or
-the ids of ``--held-out``. Half of the clusters of phages and half of the bacterial genomes choose the rule's constants
+Phages, cut to 3, 5, 10 and 20 kb, are set into windows of bacterial genomes, on either strand and at random places.
+Both are of genomes that did not train the classifier: parts ``test`` and ``validation`` of its card, or the ids of
+``--held-out``. Half of the clusters of phages and half of the bacterial genomes choose the rule's constants
 (``--choose`` prints the grid), the other half reports. Phages are drawn by cluster, so that relatives count together.
 
 - **recall, precision** by nucleotides and by region: a prophage is found, and a region right, where they share at least
@@ -38,7 +38,7 @@ from virnucpro.choices import DEFAULT_CLASSIFIER
 from virnucpro.data.frames import chunk_bounds
 from virnucpro.models.classifier_files.card import CARD_NAME, locate_classifier, read_card
 from virnucpro.models.contigs.contig_model import load_contig_model
-from virnucpro.models.contigs.nucleotide_codes import encode
+from virnucpro.models.contigs.nucleotide_codes import masked
 from virnucpro.training.genomes.records import Record, read_records, source_of
 from virnucpro.training.genomes.related import cluster, reverse_complement, sketch
 
@@ -56,10 +56,11 @@ BACTERIA = (
 FRAGMENT = re.compile(r"_f(rag)?\d+")
 """Ids of cut phages."""
 PHAGE_NT, LEAST_HOST_NT, FLANK_NT = (5_000, 60_000), 40_000, 5_000
+SIZES_NT = (3_000, 5_000, 10_000, 20_000)
 BLOCK_NT, MATCHING_SHARE, LEAST_BLOCKS = 2_000, 0.1, 2
 """A block matches where this share of its sketched 21-mers is in a phage; a window, where so many blocks do."""
 MIN_OVERLAP = 0.5
-SWITCH_COSTS, MOST_LOG_ODDS = (3, 4, 5, 6, 7, 8, 10, 12, 14, 16, 20), (1, 1.5, 2, 3, 4, 8)
+SWITCH_COSTS, MOST_LOG_ODDS = (3, 4, 5, 6, 7, 8, 10, 12, 14), (1, 1.5, 2, 3, 4, 8)
 
 
 @dataclass(frozen=True)
@@ -146,10 +147,14 @@ class Half:
     phage_clusters: list[list[Record]]
     clean: list[Contig]
 
-    def prophage(self, random: np.random.Generator, name: str) -> Contig:
-        """Set a phage of a random cluster into a random window of a random place, on either strand."""
-        some = self.phage_clusters[random.integers(len(self.phage_clusters))]
-        phage = some[random.integers(len(some))].letters
+    def prophage(self, random: np.random.Generator, name: str, nt: int) -> Contig:
+        """Set *nt* of a phage of a random cluster into a random window, at a random place and on either strand."""
+        phage = ""
+        while len(phage) < nt:
+            some = self.phage_clusters[random.integers(len(self.phage_clusters))]
+            phage = some[random.integers(len(some))].letters
+        start = int(random.integers(len(phage) - nt + 1))
+        phage = phage[start : start + nt]
         host = self.clean[random.integers(len(self.clean))].letters
         phage, host = (s if random.random() < 0.5 else reverse_complement(s) for s in (phage, host))
         at = int(random.integers(FLANK_NT, len(host) - FLANK_NT))
@@ -184,7 +189,7 @@ def matching_blocks(letters: str, of_phages: np.ndarray) -> np.ndarray:
 def scored(contig: Contig, model: ContigModel, chunk_nt: int) -> Scored:
     """Score each chunk with its two neighbours, as ``contig_scores`` does."""
     starts, ends = chunk_bounds(len(contig.letters), chunk_nt)
-    codes = encode(contig.letters.encode())
+    codes = masked(contig.letters.encode())
     last = len(starts) - 1
     windows = [codes[starts[max(c - 1, 0)] : ends[min(c + 1, last)]] for c in range(len(starts))]
     features_CS = model.features.of_many(windows)
@@ -286,7 +291,8 @@ def main() -> None:
     random = np.random.default_rng(SEED)
     sets = []
     for half in (genomes.half(0), genomes.half(1)):
-        prophages = [half.prophage(random, f"prophage {n}") for n in range(options.number // 2)]
+        sizes = np.resize(SIZES_NT, options.number // 2).tolist()
+        prophages = [half.prophage(random, f"prophage {n}", nt) for n, nt in enumerate(sizes)]
         sets.append([[scored(c, model, card.chunk_nt) for c in some] for some in (prophages, half.clean)])
     known = [scored(c, model, card.chunk_nt) for c in genomes.known]
     grid = choose(*sets[0], NEUTRAL_P) if options.choose else []
@@ -297,6 +303,11 @@ def main() -> None:
         half: {name: measures(*some, *rule) for name, rule in rules.items()}
         for half, some in zip(("half that chose", "half that reports"), sets, strict=True)
     }
+    for nt in SIZES_NT:
+        of_size = [one for some, _ in sets[-1:] for one in some if one.contig.phage[1] - one.contig.phage[0] == nt]
+        report[f"half that reports, {nt:,} nt: share of nucleotides in regions"] = {
+            name: measures(of_size, sets[-1][1], *rule)["recall_nt"] for name, rule in rules.items()
+        }
     report["known: share of matching blocks in regions"] = {
         name: share_of_matching(known, *rule) for name, rule in rules.items()
     }

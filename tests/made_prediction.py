@@ -95,7 +95,7 @@ def make_prediction(
     for contig in some_contigs() if contigs is None else contigs:
         if contig.left_out:
             failed.append(f"{contig.name}\t{contig.left_out}\t0\n")
-            made.rows.append(_row(contig.name, call=UNDECIDED, reason=f"left out: {contig.left_out}"))
+            made.rows.append(_row(contig.name, call=UNDECIDED, reason=f"skipped: {contig.left_out}"))
             continue
         row, starts, ends, p = _scored(contig, random, threshold)
         if contig_model and row["call"] == NO_OPEN_FRAME:

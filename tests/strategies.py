@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import random
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -31,6 +32,12 @@ def fasta_records(draw, max_size=24):
     names = draw(st.lists(ids, min_size=1, max_size=max_size, unique=True))
     pool = draw(st.lists(residues, min_size=1, max_size=len(names)))
     return [(name, draw(st.sampled_from(pool) | residues)) for name in names]
+
+
+def open_frame(codons: int, seed: int = 0) -> str:
+    """A frame without a stop codon, of no low complexity: ATGGCC, and random codons."""
+    sense = [a + b + c for a in "ACGT" for b in "ACGT" for c in "ACGT" if a + b + c not in ("TAA", "TAG", "TGA")]
+    return "ATGGCC" + "".join(random.Random(seed).choices(sense, k=codons - 2))
 
 
 def write_fasta(path: Path, records) -> Path:

@@ -174,6 +174,10 @@ class PredictionLayout(FolderLayout):
     composition_scores = _At("work/composition_scores.f32")
     """Composition score, P(virus), of each contig: float32, in input order; NaN without a score."""
     composition_windows = _At("work/composition_windows.f32")
+    evidence = _At("work/evidence.f32")
+    """What the score of each contig rests on: rows of ``calls.evidence.COLUMNS``."""
+    topologies = _At("work/topologies.u8")
+    """``calls.topology.Topology`` of each contig: one byte."""
     frame_scores = _At("work/frame_scores.f32")
     """P(other) and P(virus) of each kept frame: float32, in frame order; NaN without a row."""
     contig_scores = _At("work/contig_scores.f32")
@@ -202,6 +206,8 @@ class PredictionLayout(FolderLayout):
     """P(virus) along the long contigs, as bedGraph."""
     viral_regions = _At("viral_regions.bed")
     """Runs of viral chunks in the long contigs, as BED."""
+    proviruses = _At("viral_regions.fasta")
+    """Those that are not the whole contig, cut out."""
     multiqc = _At("virnucpro_mqc.json")
     """Number of sequences of each call, for MultiQC's report of all samples."""
     report = _At("report.html")
@@ -219,6 +225,7 @@ class PredictionLayout(FolderLayout):
             self.gene_proteins,
             self.tracks,
             self.viral_regions,
+            self.proviruses,
             self.failed_sequences,
             self.multiqc,
             self.report,

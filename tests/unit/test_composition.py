@@ -23,6 +23,7 @@ from tests.contig_runs import CHUNK_NT, compute, homology, job_in
 from tests.settings import prediction_config
 from tests.strategies import write_fasta
 from virnucpro import durable
+from virnucpro.calls.evidence import COLUMNS
 from virnucpro.calls.viral_regions import LONG_CONTIG_NT
 from virnucpro.choices import DEFAULT_CLASSIFIER, WrittenGenes
 from virnucpro.config import RunLimits
@@ -31,7 +32,7 @@ from virnucpro.data.sequence_index import SequenceIndex
 from virnucpro.errors import ExitCode, OutputError, StoppedError, WorkersFailedError
 from virnucpro.models.classifier_files.card import locate_classifier, read_card
 from virnucpro.models.contigs.contig_model import CompositionModel
-from virnucpro.models.contigs.homology import is_ambiguous
+from virnucpro.models.contigs.homology import is_searched
 from virnucpro.pipeline.devices import CPU
 from virnucpro.pipeline.executor import LocalRanks
 from virnucpro.pipeline.prediction import composition, contig_run, contig_work, genes
@@ -136,15 +137,15 @@ def test_any_number_of_processes_gives_the_same_bytes(job, expected):
         assert scores(job, workers=workers) == expected
 
 
-def test_ambiguous_scores_are_refined_and_no_others(job, expected, monkeypatch):
+def test_contigs_that_are_searched_are_judged_and_no_others(job, expected, monkeypatch):
     plain = replace(job, model=replace(job.model, searches_proteins=False))
     before, (counts, contigs, _) = np.frombuffer(here(plain, monkeypatch)[1], np.float32), expected
     after = np.frombuffer(contigs, np.float32)
-    ambiguous = is_ambiguous(before)
-    assert ambiguous.sum() == counts["searched"] > 5
-    np.testing.assert_array_equal(after[~ambiguous], before[~ambiguous])
-    assert (after[ambiguous] != before[ambiguous]).all()
-    assert ((after[ambiguous] > 0) & (after[ambiguous] < 1)).all()
+    searched = is_searched(before)
+    assert searched.sum() == counts["searched"] > 5
+    np.testing.assert_array_equal(after[~searched], before[~searched])
+    assert (after[searched] != before[searched]).all()
+    assert ((after[searched] > 0) & (after[searched] < 1)).all()
 
 
 @pytest.mark.parametrize(
@@ -171,15 +172,15 @@ def test_a_contig_that_is_longer_than_a_unit_is_one(job):
 
 def test_a_start_after_a_kill_in_the_search_gives_the_same(job, expected, monkeypatch):
     monkeypatch.setattr(contig_run, "HERE", 1 << 40)
-    refine, calls = composition.refine_scores, []
+    judge, calls = composition.judge_by_homology, []
 
     def killed(index, unit, model, found):
         calls.append(unit)
         if len(calls) == 2:
             raise KeyboardInterrupt
-        return refine(index, unit, model, found)
+        return judge(index, unit, model, found)
 
-    monkeypatch.setattr(composition, "refine_scores", killed)
+    monkeypatch.setattr(composition, "judge_by_homology", killed)
     with pytest.raises(KeyboardInterrupt):
         done(job)
     assert len(list(job.layout.contig_parts.glob("*.homology.*"))) == 1
@@ -188,13 +189,15 @@ def test_a_start_after_a_kill_in_the_search_gives_the_same(job, expected, monkey
 
 
 def test_files_of_another_division_of_the_search_are_not_taken(job, expected, monkeypatch):
-    refine, late = composition.refine_scores, homology(job)
+    judge, late = composition.judge_by_homology, homology(job)
 
-    def refined(index, unit, model, found):
-        durable.write_bytes(late.path_of(range(20)), b"4" * 80, seal=True)  # by a worker of a start that was killed
-        return refine(index, unit, model, found)
+    def judged(index, unit, model, found):
+        durable.write_bytes(
+            late.path_of(range(20)), b"4" * 20 * 4 * len(COLUMNS), seal=True
+        )  # by a worker of a start that was killed
+        return judge(index, unit, model, found)
 
-    monkeypatch.setattr(composition, "refine_scores", refined)
+    monkeypatch.setattr(composition, "judge_by_homology", judged)
     assert here(job, monkeypatch) == expected
 
 
@@ -288,7 +291,7 @@ def worker_that_notes_itself(rank, world_size, results_queue, works, *more):
 def worker_that_dies_in_the_search(rank, world_size, results_queue, works, *more):
     """The first process dies with the first unit that it is to search."""
     if rank == 0 and more[-1].attempt == 1:
-        composition.refine_scores = lambda *_: os.kill(os.getpid(), signal.SIGKILL)
+        composition.judge_by_homology = lambda *_: os.kill(os.getpid(), signal.SIGKILL)
     contig_worker(rank, world_size, results_queue, works, *more)
 
 
@@ -308,8 +311,8 @@ def test_a_process_that_dies_costs_time_only(job, expected, name, attempts):
     assert run.quarantined == {}
 
 
-POISON = 4
-"""Number of the contig that ends processes."""
+POISON, NAME = 2, "k2"
+"""Number and name of the contig that ends processes."""
 
 
 def worker_with_poison(rank, world_size, results_queue, works, *more):
@@ -331,14 +334,14 @@ def worker_that_hangs(*arguments):
 
 
 def worker_with_poison_in_the_search(rank, world_size, results_queue, works, *more):
-    refine = composition.refine_scores
+    judge = composition.judge_by_homology
 
     def poisoned(index, contigs, model, found):
         if POISON in contigs:
             os.kill(os.getpid(), signal.SIGKILL)
-        return refine(index, contigs, model, found)
+        return judge(index, contigs, model, found)
 
-    composition.refine_scores = poisoned
+    composition.judge_by_homology = poisoned
     contig_worker(rank, world_size, results_queue, works, *more)
 
 
@@ -494,7 +497,7 @@ def worker_with_poison_in_genes(*arguments):
 
     def poisoned(contigs):
         found = list(contigs)
-        if any(name == "k4" for name, _ in found):
+        if any(name == NAME for name, _ in found):
             os.kill(os.getpid(), signal.SIGKILL)
         return find(found)
 
@@ -527,16 +530,18 @@ def test_a_prediction_lists_a_contig_that_ends_processes_and_the_next_start_comp
     assert caught.value.exit_code is ExitCode.PARTIAL
     result.raise_unless(allow_partial=True)
     layout = PredictionLayout(out)
-    assert re.fullmatch(rf"sequence_id\treason\tattempts\nk4\t{what}: died\t\d\n", layout.failed_sequences.read_text())
+    assert re.fullmatch(
+        rf"sequence_id\treason\tattempts\n{NAME}\t{what}: died\t\d\n", layout.failed_sequences.read_text()
+    )
     assert verify_run(out).problems == []
     calls = {call.contig: call for call in read_contig_calls(layout.contigs)}
     others = {call.contig: call for call in read_contig_calls(PredictionLayout(tmp_path / "whole").contigs)}
     if what == "composition":
-        assert (calls["k4"].call, calls["k4"].score) == (Call.UNDECIDED, None)
-        assert re.match(r"not scored: it ended \d processes \(died\)", calls["k4"].reason)
-        del calls["k4"], others["k4"]
+        assert (calls[NAME].call, calls[NAME].score) == (Call.UNDECIDED, None)
+        assert re.match(r"not scored: it ended \d processes \(died\)", calls[NAME].reason)
+        del calls[NAME], others[NAME]
     else:
-        assert not re.search(r"^k4\t", layout.genes.read_text(), re.MULTILINE)
+        assert not re.search(rf"^{NAME}\t", layout.genes.read_text(), re.MULTILINE)
     assert calls == others
     again = run_prediction([fasta], out, config, [CPU], **arguments)
     assert (again.state, again.counts) == ("complete", whole.counts)

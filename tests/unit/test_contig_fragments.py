@@ -9,7 +9,7 @@ from tests.unit.test_gene_finding import recoded_gene
 from virnucpro.models.contigs import sequence_features
 from virnucpro.models.contigs.fragments import Fragments, Groups, ranges
 from virnucpro.models.contigs.gene_finding import Genes
-from virnucpro.models.contigs.nucleotide_codes import OTHER, encode, is_whole, reverse_complement, words
+from virnucpro.models.contigs.nucleotide_codes import OTHER, encode, is_whole, masked, reverse_complement, words
 from virnucpro.models.contigs.sequence_features import TABLES, SequenceFeatures
 
 IS_VIRAL = np.array([False, True, True])
@@ -71,8 +71,44 @@ def test_windows_of_a_contig_do_not_see_beyond_their_ends(features):
 def test_reversed_fragments_have_the_same_features(features):
     chooser = np.random.default_rng(6)
     fragments = [random_codes(chooser, length, unknown=0.001) for length in (400, 1500, 1501, 3002, 5000)]
+    fragments.append(np.concatenate([fragments[0], reverse_complement(fragments[0])]))
     reverse = [reverse_complement(codes) for codes in fragments]
-    np.testing.assert_allclose(features.of_many(fragments), features.of_many(reverse), atol=1e-6)
+    assert features.of_many(fragments).tobytes() == features.of_many(reverse).tobytes()
+
+
+def test_a_single_unknown_letter_breaks_no_frame_and_ends_none_with_a_stop_and_two_do():
+    gene = recoded_gene("CAA", 30)
+    for at in range(6, len(gene) - 6):
+        codes = encode(f"{gene[:at]}N{gene[at + 1 :]}".encode())
+        for strand in (codes, reverse_complement(codes)):
+            fragments = Fragments([strand, encode(gene.encode())])
+            assert max(Genes.of(fragments).lengths_N[Genes.of(fragments).groups.fragment_X == 0]) >= len(gene) // 3 - 1
+    broken = Genes.of(Fragments([encode(f"{gene[:45]}NN{gene[47:]}".encode())]))
+    assert max(broken.lengths_N, default=0) < len(gene) // 3 - 10
+
+
+def test_k_mers_of_nucleotides_include_no_unknown_letter():
+    codes = encode(b"ACGTNACGTACG")
+    fragments = Fragments([codes, encode(b"ACGT")])
+    assert len(fragments.whole_words(4)[1]) == 1 + 4 + 1
+
+
+@pytest.mark.parametrize(
+    ("low", "is_masked"),
+    [("A" * 90, True), ("AT" * 50, True), ("ACGGTCA" * 30, True), ("N" * 40, True), ("", False)],
+)
+def test_low_complexity_is_masked_on_both_strands_and_nothing_else(low, is_masked):
+    chooser = np.random.default_rng(3)
+    before, after = ("".join(chooser.choice(list("ACGT"), 600)) for _ in range(2))
+    sequence = f"{before}{low}{after}"
+    codes = masked(sequence.encode())
+    assert bool((codes[610 : 590 + len(low)] == OTHER).all() and len(low)) == is_masked
+    assert (codes[:580] != OTHER).all()
+    assert (codes[620 + len(low) :] != OTHER).all()
+    backward = masked(bytes(b"ACGTN"[code] for code in reverse_complement(encode(sequence.encode()))))
+    np.testing.assert_array_equal(reverse_complement(backward), codes)
+    assert masked(b"ACGTACG").tolist() == encode(b"ACGTACG").tolist()
+    assert masked(b"").tolist() == []
 
 
 def test_genes_of_many_fragments_are_those_of_each(fragments):

@@ -6,7 +6,7 @@ import pytest
 
 from virnucpro.errors import ResultError
 from virnucpro.store import contig_table
-from virnucpro.store.contig_table import Call, ContigCall, ContigTable, read_contig_calls
+from virnucpro.store.contig_table import SHORT_COLUMNS, UNSCORED, Call, ContigCall, ContigTable, read_contig_calls
 
 ROWS = 2500
 CALLS = list(Call)
@@ -30,6 +30,14 @@ def call_of(number):
         max_score=None,
         call=CALLS[number % len(CALLS)],
         reason="" if number % 2 else 'quotes "here"',
+        evidence="homology" if number % 4 else "",
+        viral_hit=f"NC_{number} a phage" if number % 4 else "",
+        viral_identity=0.5 if number % 4 else None,
+        viral_bits=120.5 if number % 4 else None,
+        cellular_hit="",
+        cellular_identity=None,
+        cellular_bits=None,
+        topology="linear",
         fingerprint="abc",
     )
 
@@ -45,6 +53,17 @@ def table(tmp_path):
 
 def test_what_is_read_is_what_was_written(table):
     assert list(read_contig_calls(table)) == [call_of(number) for number in range(ROWS)]
+
+
+def test_a_table_without_frames_lacks_their_columns_and_reads_back_without_them(tmp_path):
+    path = tmp_path / "contigs.tsv"
+    with ContigTable(path, SHORT_COLUMNS) as written:
+        written.write([call_of(number) for number in range(ROWS)])
+    assert path.read_text().splitlines()[0].split("\t")[-3:] == ["posterior", "fdr", "topology"]
+    width = len(SHORT_COLUMNS)
+    assert list(read_contig_calls(path)) == [
+        ContigCall(*call_of(number)[:width], *UNSCORED[width:]) for number in range(ROWS)
+    ]
 
 
 def test_an_empty_table_has_no_contigs(tmp_path):

@@ -9,7 +9,7 @@ import pysam
 import pytest
 
 from tests.command_line import run
-from tests.strategies import write_fasta
+from tests.strategies import open_frame, write_fasta
 from virnucpro import predict_fasta
 from virnucpro.data.reading.read_formats import BAM_END
 from virnucpro.models.classifier_files.card import classifiers_table
@@ -17,7 +17,7 @@ from virnucpro.pipeline.prediction import settings
 from virnucpro.store.contig_table import read_contig_calls
 
 GIVEN_DEFAULTS = (
-    *("--threshold", "0.71", "--classifier", "virnucpro-tiny", "--cascade", "auto", "--min-length", "0"),
+    *("--threshold", "0.5", "--classifier", "virnucpro-tiny", "--cascade", "auto", "--min-length", "0"),
     *("--dna-model", "virnucpro-tiny-dna", "--protein-model", "virnucpro-tiny-protein", "--chunk", "500"),
     *(
         "--gaps",
@@ -38,7 +38,7 @@ GIVEN_DEFAULTS = (
 
 @pytest.fixture
 def contigs(tmp_path):
-    return write_fasta(tmp_path / "my contigs.fa", [("a", "ATGGCC" * 100), ("none", "CTAACTAACTAGTTAGTTAG")])
+    return write_fasta(tmp_path / "my contigs.fa", [("a", open_frame(200)), ("none", "CTAACTAACTAGTTAGTTAG")])
 
 
 def test_a_run_says_how_many_are_viral_and_names_table_and_report(tmp_path, contigs):
@@ -51,7 +51,7 @@ def test_a_run_says_how_many_are_viral_and_names_table_and_report(tmp_path, cont
     (card,) = classifiers_table()
     assert card.worth in done.out
     assert "virnucpro-tiny" in card.worth
-    assert (out / "my contigs_chunked500.fa").read_text().startswith(">a_chunk_1\nATGGCCATGG")
+    assert (out / "my contigs_chunked500.fa").read_text().startswith(">a_chunk_1\nATGGCC")
     calls = {call.contig: call for call in read_contig_calls(out / "contigs.tsv")}
     assert (calls["none"].frames, calls["a"].frames > 0) == (0, True)
     assert 0 < calls["none"].score < 1
@@ -59,7 +59,7 @@ def test_a_run_says_how_many_are_viral_and_names_table_and_report(tmp_path, cont
     assert again.code == 0
     assert json.loads(again.out)["counts"]["contigs"] == 2
     changed = run("predict", contigs, "-o", out, "--devices", "cpu", "--cascade", "off", "--threshold", "0.9")
-    assert "threshold is now 0.9; the earlier run in this folder used 0.71" in changed.err
+    assert "threshold is now 0.9; the earlier run in this folder used 0.5" in changed.err
     stages = r"\n  contigs [\d.]+ s, report [\d.]+ s\n  done before: composition .* fragments .* dna .* s\n"
     assert re.search(stages, changed.out)
     predict_fasta(contigs, out, devices="cpu", cascade="off")
@@ -111,7 +111,7 @@ def test_a_false_discovery_rate_of_too_few_contigs_is_refused_before_anything_is
 
 def test_a_false_discovery_rate_that_turns_out_to_have_no_effect_is_the_first_note(tmp_path):
     fasta = write_fasta(
-        tmp_path / "in.fa", [("a", "ATGGCC" * 100), *((f"n{number}", "N" * 30) for number in range(200))]
+        tmp_path / "in.fa", [("a", open_frame(200)), *((f"n{number}", "N" * 30) for number in range(200))]
     )
     done = run("predict", fasta, "-o", tmp_path / "out", "--fdr", "0.05", "-q")
     assert (done.code, done.out) == (0, ""), done.err
@@ -194,9 +194,9 @@ def test_inputs_of_one_name_are_read_where_no_file_is_named_after_them_and_their
     first, second = (tmp_path / folder / "final.contigs.fa" for folder in ("one", "two"))
     for path in (first, second):
         path.parent.mkdir()
-    write_fasta(first, [("#1", "ATGGCC" * 2000)])
+    write_fasta(first, [("#1", open_frame(4000))])
     with pysam.BGZFile(str(second), "wb") as file:
-        file.write(b">b\n" + b"ATGGCC" * 100 + b"\n")
+        file.write(b">b\n" + open_frame(200, 1).encode() + b"\n")
     second.write_bytes(second.read_bytes().removesuffix(BAM_END))
     done = run("predict", first, second, "-o", tmp_path / "out")
     assert done.code == 0, done.err

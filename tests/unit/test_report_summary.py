@@ -46,7 +46,7 @@ def test_the_histogram_has_every_score_in_its_step(metagenome):
 
 def test_reasons_are_counted_without_the_place_where_they_were_found(metagenome):
     found = summarise(metagenome.layout)
-    assert found.reasons["left out: letter '*' in a DNA sequence"] == 3
+    assert found.reasons["skipped: letter '*' in a DNA sequence"] == 3
     assert sum(found.reasons.values()) == found.groups[NO_SCORE].contigs
     assert found.num_failed == 3
     assert found.failed[0] == ["bad0", "in.fasta:0: letter '*' in a DNA sequence", "0"]

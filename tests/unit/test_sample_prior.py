@@ -5,6 +5,7 @@ import math
 import numpy as np
 import pytest
 
+from virnucpro.calls import sample_prior
 from virnucpro.calls.sample_prior import SamplePrior, call_limits, count_scores, estimate_prior
 
 
@@ -19,6 +20,13 @@ def calibrated(viral: int, others: int, seed: int = 1):
     return (1 / (1 + np.exp(-log_odds))).astype(np.float32), is_virus
 
 
+@pytest.fixture
+def trusted(monkeypatch):
+    """Have the interval cover the drawing of the sample alone."""
+    monkeypatch.setattr(sample_prior, "_CALIBRATION", 0.0)
+
+
+@pytest.mark.usefixtures("trusted")
 @pytest.mark.parametrize("share", [0.01, 0.05, 0.2, 0.5, 0.9])
 def test_the_share_of_viruses_is_found_with_an_interval_and_the_false_discoveries_are_as_expected(share):
     scores, is_virus = calibrated(round(20_000 * share), round(20_000 * (1 - share)))
@@ -34,6 +42,18 @@ def test_the_share_of_viruses_is_found_with_an_interval_and_the_false_discoverie
         assert realised == pytest.approx(expected, abs=spread + 0.005)
 
 
+@pytest.mark.parametrize("share", [0.05, 0.2, 0.8])
+def test_the_interval_of_a_large_sample_allows_for_scores_that_are_a_little_wrong(share):
+    scores, _ = calibrated(round(20_000 * share), round(20_000 * (1 - share)))
+    log_odds = np.log(scores.astype(np.float64) / (1 - scores.astype(np.float64)))
+    for wrong in (-0.3, 0.3):
+        low, high = estimate_prior(count_scores((1 / (1 + np.exp(-log_odds - wrong))).astype(np.float32))).interval
+        assert low < share < high
+    low, high = estimate_prior(count_scores(np.full(300, 1e-6, dtype=np.float32))).interval
+    assert low == 0 < high < 0.02, "no virus stays none"
+
+
+@pytest.mark.usefixtures("trusted")
 def test_the_interval_covers_the_truth_in_about_95_of_100_samples():
     random = np.random.default_rng(3)
     covered = 0

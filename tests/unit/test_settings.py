@@ -58,7 +58,7 @@ STANDS_FOR = {
     "max_residues": 1022,
     "min_length": 0,
     "classifier": "virnucpro-tiny",
-    "threshold": 0.71,
+    "threshold": 0.5,
     "prior": "auto",
     "dna_model": "virnucpro-tiny-dna",
     "protein_model": "virnucpro-tiny-protein",

@@ -75,7 +75,7 @@ def test_a_stream_gives_the_bytes_of_the_file_and_leaves_no_copy(tmp_path, conti
 
 def test_a_run_that_broke_off_keeps_the_copy_and_resumes_with_the_same_stream_only(tmp_path, contigs, piped):
     out = tmp_path / "out"
-    failpoints.arm("MainProcess/file.rename:9+:EIO")
+    failpoints.arm("MainProcess/file.rename:12+:EIO")
     try:
         broken = piped(contigs, "predict", "-", "-o", out)
     finally:
@@ -94,7 +94,7 @@ def test_a_run_that_broke_off_keeps_the_copy_and_resumes_with_the_same_stream_on
 
 def test_a_restart_takes_another_stream_and_leaves_no_copy_of_either(tmp_path, contigs, piped):
     out = tmp_path / "out"
-    failpoints.arm("MainProcess/file.rename:9+:EIO")
+    failpoints.arm("MainProcess/file.rename:12+:EIO")
     try:
         assert piped(contigs + b">c\nACGT\n", "predict", "-", "-o", out).code == 73
     finally:

@@ -19,7 +19,6 @@ from typing import TYPE_CHECKING, Any, Self
 import numpy as np
 
 from virnucpro import durable
-from virnucpro.calls.contig_scores import SHORTEST_WORD_NT
 from virnucpro.calls.frame_rules import ChunkScores, score_by_frames
 from virnucpro.calls.score_files import decimals_of, map_scores
 from virnucpro.calls.viral_regions import (
@@ -34,25 +33,31 @@ from virnucpro.calls.viral_regions import (
 )
 from virnucpro.choices import WrittenGenes
 from virnucpro.errors import StoppedError
-from virnucpro.store.contig_table import COLUMNS, Call, ContigCall, ContigTable
+from virnucpro.store.contig_table import COLUMNS, SHORT_COLUMNS, UNSCORED, Call, ContigCall, ContigTable
 
 if TYPE_CHECKING:
     import threading
     from collections.abc import Iterator, Mapping, Sequence
 
     from virnucpro.arrays import BoolArray, DoubleArray, FloatArray, IntArray
+    from virnucpro.calls.evidence import Evidence, Hit
     from virnucpro.calls.frame_order import ContigBatch, FrameOrder
     from virnucpro.calls.sample_prior import CallLimits, SamplePrior
     from virnucpro.calls.score_files import ScoreReader, ScoresOfBatch
-    from virnucpro.data.sequence_index import SequenceIndex, SequenceRecord
+    from virnucpro.calls.viral_regions import ViralRegion
+    from virnucpro.data.sequence_index import SequenceIndex
     from virnucpro.run_layout import PredictionLayout
 
     PArray = np.ndarray[Any, np.dtype[np.floating[Any]]]
 
+TOO_LITTLE = "low complexity or ambiguous nucleotides: too little is left to score"
+"""Reason of a contig without a score by composition."""
 BY_SEQUENCE = "by sequence"
 """Key of the count of embedded contigs with a score but no open frame."""
 ESCAPED_IDS = "escaped ids"
 """Key of the count of contigs whose id tracks escape."""
+BY_COMPOSITION = "viral by composition"
+"""Key of the count of viral contigs that no known protein is similar to."""
 
 _OF_FRAMES = ("open_chunks", "viral_chunks", "frames", "viral_frames")
 """Columns that are unknown of a contig that is not embedded."""
@@ -74,10 +79,13 @@ class CallOutputs:
     """Contigs whose genes are written."""
     only_viral: bool = False
     """Whether tables, tracks and regions hold the viral contigs alone."""
+    has_frames: bool = True
+    """Whether the tables have the columns of frames."""
 
     def table(self, layout: PredictionLayout) -> ContigTable:
         return ContigTable(
             layout.contigs,
+            COLUMNS if self.has_frames else SHORT_COLUMNS,
             as_json=layout.contigs_json if self.as_json else None,
             as_parquet=layout.contigs_parquet if self.as_parquet else None,
         )
@@ -107,6 +115,8 @@ class CallRules:
     """Of classifier, models and chunk length."""
     has_contig_model: bool
     """Whether a contig model scores the embedded contigs, too."""
+    is_by_composition: bool
+    """Whether that model reads composition alone, so that its evidence is the embedded contigs', too."""
     reads_embeddings: bool
     """Whether it reads the embeddings of their frames."""
     quarantined: Mapping[int, tuple[str, int]] = field(default_factory=dict)
@@ -131,8 +141,8 @@ def call_contigs(
 
     Returns:
         The number of each call, without skipped records; of the embedded contigs with a score but no open frame, as
-        ``BY_SEQUENCE``; of long ones whose id tracks escape, as ``ESCAPED_IDS``; and of which contigs genes are wanted,
-        bool (contigs,) in input order.
+        ``BY_SEQUENCE``; of long ones whose id tracks escape, as ``ESCAPED_IDS``; of viral ones without a hit, as
+        ``BY_COMPOSITION``; and of which contigs genes are wanted, bool (contigs,) in input order.
 
     Raises:
         StoppedError: *stop* was set.
@@ -157,6 +167,9 @@ def call_contigs(
             calls.update(one.call for one in found)
             has_genes.append(np.array([outputs.has_genes_of(one.call) for one in found], dtype=np.bool_))
             calls[BY_SEQUENCE] += sum(one.score is not None and one.frames == 0 for one in found)
+            calls[BY_COMPOSITION] += sum(
+                one.call is Call.VIRUS and one.evidence in {"composition", "none"} for one in found
+            )
             calls[ESCAPED_IDS] += sum(
                 track_id(one.contig) != one.contig for one in found if (one.length or 0) >= LONG_CONTIG_NT
             )
@@ -177,9 +190,9 @@ class _CallFiles:
         layout, rules = self._layout, self._rules
         with ExitStack() as stack:
             self.table = stack.enter_context(self._outputs.table(layout))
-            self._fasta, self._tracks, self._regions = (
+            self._fasta, self._tracks, self._regions, self._proviruses = (
                 stack.enter_context(durable.replacing(path))
-                for path in (layout.viral_fasta, layout.tracks, layout.viral_regions)
+                for path in (layout.viral_fasta, layout.tracks, layout.viral_regions, layout.proviruses)
             )
             self._tracks.write(bedgraph_header(rules.classifier, rules.fingerprint).encode())
             self._regions.write(bed_header(rules.classifier, rules.fingerprint).encode())
@@ -189,22 +202,34 @@ class _CallFiles:
     def __exit__(self, *error: Any) -> bool | None:  # noqa: PYI036  passed through
         return self._stack.__exit__(*error)
 
-    def write(self, batch: ContigBatch, found: Sequence[ContigCall], lines: Iterator[tuple[int, str, str]]) -> None:
+    def write(
+        self,
+        batch: ContigBatch,
+        found: Sequence[ContigCall],
+        long_contigs: Iterator[tuple[int, str, list[ViralRegion]]],
+    ) -> None:
         """
         Write the contigs of a batch.
 
         Args:
-            lines: Place in the batch of each long contig, its bedGraph lines and its BED lines.
+            long_contigs: Place in the batch of each, its bedGraph lines, and its viral regions.
         """
         outputs = self._outputs
         self.table.write([one for one in found if outputs.lists(one.call)])
         for position, one in zip(batch.positions.tolist(), found, strict=True):
             if one.call is Call.VIRUS:
-                self._fasta.write(_fasta(self._index.read(position)))
-        for contig, track, regions in lines:
+                record = self._index.read(position)
+                self._fasta.write(_fasta(record.header, record.sequence))
+        for contig, track, regions in long_contigs:
             if outputs.lists(found[contig].call):
+                name = batch.contig_ids[contig]
                 self._tracks.write(track.encode())
-                self._regions.write(regions.encode())
+                self._regions.write(bed_lines(name, regions).encode())
+                parts = [region for region in regions if region.end - region.start < batch.lengths_nt[contig]]
+                letters = self._index.read(int(batch.positions[contig])).sequence if parts else ""
+                for region in parts:
+                    header = f"{name}|{region.start + 1}-{region.end}".encode()
+                    self._proviruses.write(_fasta(header, letters[region.start : region.end]))
 
 
 def _calls(batch: ContigBatch, scores: FloatArray, by_model: ScoresOfBatch, rules: CallRules) -> list[ContigCall]:
@@ -231,6 +256,7 @@ def _calls(batch: ContigBatch, scores: FloatArray, by_model: ScoresOfBatch, rule
         "score": of_contigs,
         "max_score": decimals_of(ChunkScores.of(scores, frames_per_contig).max_p_virus),
         "fingerprint": [rules.fingerprint] * len(frames),
+        **_evidence_columns(by_model.evidence, embedded, of_contigs, rules),
     }
     columns["frame_support"] = [
         round(viral / of, 3) if of else None for viral, of in zip(columns["viral_frames"], scored, strict=True)
@@ -245,6 +271,24 @@ def _calls(batch: ContigBatch, scores: FloatArray, by_model: ScoresOfBatch, rule
         columns["posterior"] = _rounded(rules.sample.posteriors(known), _SHOWN_DIGITS)
         columns["fdr"] = _rounded(rules.sample.fdrs(known), _SHOWN_DIGITS)
     return list(map(ContigCall._make, zip(*(columns[name] for name in COLUMNS), strict=True)))
+
+
+def _evidence_columns(
+    evidence: Sequence[Evidence], embedded: Sequence[bool], scores: Sequence[float | None], rules: CallRules
+) -> dict[str, list[Any]]:
+    """Return the columns of evidence; *scores* of embedded contigs rest on frames where no model reads composition."""
+    rest_on_frames = [is_embedded and not rules.is_by_composition for is_embedded in embedded]
+    kinds = [
+        "" if score is None else "frames" if on_frames else one.kind
+        for one, on_frames, score in zip(evidence, rest_on_frames, scores, strict=True)
+    ]
+    columns: dict[str, list[Any]] = {"evidence": kinds, "topology": [one.topology for one in evidence]}
+    for side in ("viral", "cellular"):
+        hits: list[Hit | None] = [getattr(one, side) for one in evidence]
+        columns[f"{side}_hit"] = ["" if hit is None else hit.name for hit in hits]
+        columns[f"{side}_identity"] = [None if hit is None else hit.identity for hit in hits]
+        columns[f"{side}_bits"] = [None if hit is None else hit.bits for hit in hits]
+    return columns
 
 
 def _unscored(one: ContigCall, why: tuple[str, int]) -> ContigCall:
@@ -267,7 +311,7 @@ def _call_and_reason(
     if not chunks:
         return Call.TOO_SHORT, f"shorter than the minimal length of {rules.min_nt} nt"
     if score is None and (rules.has_contig_model or not embedded):
-        return Call.UNDECIDED, f"nowhere {SHORTEST_WORD_NT} letters A, C, G or T in a row"
+        return Call.UNDECIDED, TOO_LITTLE
     if score is None and not frames:
         return Call.NO_OPEN_FRAME, "every frame of every chunk has a stop codon or no codon of A, C, G and T"
     if score is None:
@@ -297,16 +341,15 @@ def _what_is_missing(frames: int, scored: int) -> str:
     return ""
 
 
-def _fasta(record: SequenceRecord) -> bytes:
-    sequence = record.sequence
+def _fasta(header: bytes, sequence: str) -> bytes:
     lines = "\n".join([sequence[at : at + _LINE_NT] for at in range(0, len(sequence), _LINE_NT)])
-    return b">%s\n%s\n" % (record.header, lines.encode())
+    return b">%s\n%s\n" % (header, lines.encode())
 
 
 def _browser_lines(
     batch: ContigBatch, scores: FloatArray, by_model: ScoresOfBatch, chunk_nt: int, rules: CallRules
-) -> Iterator[tuple[int, str, str]]:
-    """Yield the place in the batch of each long contig, and its bedGraph and BED lines."""
+) -> Iterator[tuple[int, str, list[ViralRegion]]]:
+    """Yield the place in the batch of each long contig, its bedGraph lines, and its viral regions."""
     frames_per_chunk = batch.frames_per_chunk
     chunk_ends, frame_ends = np.cumsum(batch.chunks_per_contig), np.cumsum(frames_per_chunk)
     window = 0
@@ -322,12 +365,8 @@ def _browser_lines(
             some = scores[int(frame_ends[first] - of_contig[0]) : int(frame_ends[last - 1])]
             p_virus = score_by_frames(some[:, 1], of_contig)
         starts, ends = batch.chunk_bounds(contig, chunk_nt)
-        name = batch.contig_ids[contig]
-        yield (
-            contig,
-            bedgraph_lines(name, track_intervals(starts, ends, p_virus)),
-            bed_lines(name, find_regions(starts, ends, p_virus)),
-        )
+        track = bedgraph_lines(batch.contig_ids[contig], track_intervals(starts, ends, p_virus))
+        yield contig, track, find_regions(starts, ends, p_virus)
 
 
 def _list_skipped(index: SequenceIndex, table: ContigTable, rules: CallRules) -> None:
@@ -335,23 +374,8 @@ def _list_skipped(index: SequenceIndex, table: ContigTable, rules: CallRules) ->
     while some := list(islice(records, _SKIPPED_AT_ONCE)):
         table.write(
             [
-                ContigCall(
-                    contig=record.sequence_id,
-                    length=None,
-                    chunks=0,
-                    embedded=False,
-                    open_chunks=None,
-                    viral_chunks=None,
-                    frames=None,
-                    viral_frames=None,
-                    frame_support=None,
-                    score=None,
-                    posterior=None,
-                    fdr=None,
-                    max_score=None,
-                    call=Call.UNDECIDED,
-                    reason=f"left out: {record.reason}",
-                    fingerprint=rules.fingerprint,
+                UNSCORED._replace(
+                    contig=record.sequence_id, reason=f"skipped: {record.reason}", fingerprint=rules.fingerprint
                 )
                 for record in some
             ]

@@ -5,9 +5,10 @@ Input of the model: sequence features and, where it takes them, the mean DNA and
 (zeros without any), and the numbers of frames and chunks. Along a contig of at least ``LONG_CONTIG_NT``,
 a chunk's score is that of a window of the chunk and its two neighbours.
 
-A contig is read in segments of the chunks in ``SEGMENT_NT`` nucleotides. Its sequence features are the mean over its
-segments, weighted by their A, C, G and T. So memory does not depend on contig length, and a score depends on the
-input alone. Legend: C chunks, S sequence features, W columns of embeddings (DNA, then protein).
+Low complexity is masked first. A contig is read in segments of the chunks in ``SEGMENT_NT`` nucleotides. Its sequence
+features are the mean over its tiles, which lie alike on both strands, weighted by their A, C, G and T. So memory does
+not depend on contig length, and a score depends on the contig alone, to the bit the same for either strand. Legend: C
+chunks, S sequence features, W columns of embeddings (DNA, then protein).
 """
 
 from __future__ import annotations
@@ -19,12 +20,14 @@ from typing import TYPE_CHECKING, NamedTuple, Protocol
 import numpy as np
 
 from virnucpro import durable
+from virnucpro.calls.evidence import with_hits, without_hits
 from virnucpro.calls.frame_order import CONTIGS_AT_ONCE, RowStream, join
+from virnucpro.calls.topology import ContigEnds, Topology
 from virnucpro.calls.viral_regions import LONG_CONTIG_NT
 from virnucpro.data.frames import NucleotideWindow, chunk_bounds, chunks_per_contig, stream_nucleotides
 from virnucpro.errors import StoppedError
-from virnucpro.models.contigs.homology import SEARCHED_NT, is_ambiguous
-from virnucpro.models.contigs.nucleotide_codes import OTHER, encode
+from virnucpro.models.contigs.homology import SEARCHED_NT, is_searched
+from virnucpro.models.contigs.nucleotide_codes import OTHER, masked
 from virnucpro.models.contigs.sequence_features import TABLES
 
 if TYPE_CHECKING:
@@ -42,7 +45,11 @@ if TYPE_CHECKING:
     """Scores of contigs, and of windows along the long ones."""
 
 SEGMENT_NT = 10_000
-"""Nucleotides of a segment, rounded up to chunks: the longest contigs in training."""
+"""Nucleotides of a segment, rounded up to chunks."""
+TILE_NT = 20_000
+"""Nucleotides of a tile, at most: the longest contigs in training."""
+LEAST_LEFT_NT = 150
+"""Nucleotides that a contig, if a third of it or more is masked, needs for a score."""
 CHUNKS_AT_ONCE = 512
 """Chunks whose embeddings are in memory at once, beside those of one more segment."""
 ROWS_AT_ONCE = 512
@@ -50,6 +57,8 @@ ROWS_AT_ONCE = 512
 SHORTEST_WORD_NT = min(table.span for table in TABLES if not table.is_protein)
 """Nucleotides A, C, G and T in a row that a contig needs for a score."""
 
+_SUM_UNIT = float(1 << 20)
+"""Features are added up in so small parts, as whole numbers: in any order the sum is the same."""
 _REACHED_INTO = 2
 """Last chunks of a segment that windows of the next one include."""
 
@@ -118,17 +127,25 @@ def score_contigs(
             rows.finish()
 
 
+class CompositionScores(NamedTuple):
+    """What is found of some contigs by composition."""
+
+    contigs: bytes
+    """float32: P(virus) of each."""
+    windows: bytes
+    """float32: P(virus) of the chunks of the long ones."""
+    topologies: bytes
+    """uint8: ``Topology`` of each."""
+
+
 def score_by_composition(
     index: SequenceIndex, contigs: range, model: ContigModel, *, chunk_nt: int, min_nt: int
-) -> tuple[bytes, bytes]:
+) -> CompositionScores:
     """
     Score some contigs, and the chunks of the long ones among them, by a model of composition.
 
     Args:
         contigs: Neighbours in the order of the input, numbered from 0.
-
-    Returns:
-        Scores of the contigs and of the chunks, float32.
     """
     assert not model.uses_embeddings
     of_contigs, of_windows = io.BytesIO(), io.BytesIO()
@@ -137,23 +154,33 @@ def score_by_composition(
     segments = _bare_segments(lengths, chunks_per_contig(lengths, chunk_nt, min_nt), chunk_nt)
     scorer = _Scorer(model, chunk_nt, of_contigs, of_windows, width=0, dna_dim=0)
     scorer.score(segments, _nucleotides(index, _with_chunks(index, contigs, min_nt)))
-    return of_contigs.getvalue(), of_windows.getvalue()
+    return CompositionScores(of_contigs.getvalue(), of_windows.getvalue(), bytes(scorer.topologies))
 
 
-def refine_scores(index: SequenceIndex, contigs: range, model: ContigModel, scores: FloatArray) -> FloatArray:
-    """Return the *scores* of some contigs, refined by their homology to the model's proteins, float32 (contigs,)."""
+def judge_by_homology(index: SequenceIndex, contigs: range, model: ContigModel, scores: FloatArray) -> FloatArray:
+    """Return the ``evidence`` of some contigs with composition *scores*, float32 (contigs, columns)."""
     assert model.homology is not None
-    ambiguous = np.flatnonzero(is_ambiguous(scores))
-    numbers = contigs.start + ambiguous
+    chosen = np.flatnonzero(is_searched(scores))
+    numbers = contigs.start + chosen
     window = NucleotideWindow(_nucleotides(index, numbers))
     searched, first_nt = [], 0
     for length_nt in index.lengths[index.in_input_order()[numbers]].tolist():
-        searched.append(encode(window.read(first_nt, min(length_nt, SEARCHED_NT)).upper()))
+        searched.append(_searched(window, first_nt, length_nt))
         first_nt += length_nt
     window.finish()
-    refined = np.array(scores)
-    refined[ambiguous] = model.homology.refined(scores[ambiguous], searched)
-    return refined
+    evidence = without_hits(scores)
+    judged = model.homology.judge(scores[chosen], searched)
+    evidence[chosen] = with_hits(judged, scores[chosen], model.homology.proteins.record_N)
+    return evidence
+
+
+def _searched(window: NucleotideWindow, first_nt: int, length_nt: int) -> ByteArray:
+    """Return the codes that are searched of a contig: all, or its ends."""
+    if length_nt <= SEARCHED_NT:
+        return masked(window.read(first_nt, length_nt).upper())
+    half = SEARCHED_NT // 2
+    ends = [masked(window.read(first_nt + at, half).upper()) for at in (0, length_nt - half)]
+    return np.concatenate([ends[0], np.full(2, OTHER, dtype=np.uint8), ends[1]])
 
 
 def _with_chunks(index: SequenceIndex, contigs: range, min_nt: int) -> IntArray:
@@ -200,6 +227,13 @@ def _segments(order: FrameOrder, dna_rows: RowStream, protein_rows: RowStream) -
                 yield _Segment(int(batch.lengths_nt[contig]), int(batch.chunks_per_contig[contig]), first, last, part)
 
 
+def _tiles(length_nt: int) -> list[int]:
+    """Return the limits of a contig's tiles, which are the same from either end: their number is odd."""
+    number = -(-length_nt // TILE_NT) | 1
+    before = [place * length_nt // number for place in range(number // 2 + 1)]
+    return [*before, *(length_nt - limit for limit in reversed(before))]
+
+
 def _groups(chunks_per_contig: Sequence[int], segment_chunks: int) -> Iterator[list[tuple[int, int, int]]]:
     """Yield groups of segments: number of the contig, first chunk, and the chunk after the last."""
     group: list[tuple[int, int, int]] = []
@@ -231,15 +265,22 @@ class _Contig:
     """A contig read segment by segment, beginning with *segment*; *width* is W."""
 
     def __init__(self, segment: _Segment, chunk_nt: int, features: SequenceFeatures, width: int) -> None:
-        self._chunks = segment.chunks
+        self._chunks, self._length_nt = segment.chunks, segment.length_nt
         self._has_windows = segment.length_nt >= LONG_CONTIG_NT
         self._starts, self._ends = chunk_bounds(segment.length_nt, chunk_nt)
         self._features = features
         self._before = _Embedded(np.empty((0, width)), np.empty(0, dtype=np.int64))
+        self._tiles = _tiles(segment.length_nt)
+        """Limits of the tiles that are still to be read."""
+        self._ends_nt = ContigEnds(segment.length_nt)
+        self._known = 0
+        """Nucleotides of the tiles that are A, C, G or T, and not masked."""
         self._weight = 0
+        """Of these, those that the sum of features is of."""
+        self._has_word = False
         self._sequence_S: DoubleArray = np.zeros(features.dim)
         self._only: ByteArray = np.empty(0, dtype=np.uint8)
-        """Codes of a contig of one segment."""
+        """Codes of a contig of one tile."""
         self._sums_W: DoubleArray = np.zeros(width)
         self._frames = 0
 
@@ -252,27 +293,27 @@ class _Contig:
         """
         first, last = segment.first, segment.last
         seen = first - len(self._before.frames_C)
-        origin = int(self._starts[seen])
-        codes = encode(nucleotides.read(first_nt + origin, int(self._ends[last - 1]) - origin).upper())
-        end = int(self._starts[last]) if last < self._chunks else segment.length_nt
-        own = codes[int(self._starts[first]) - origin : end - origin]
-        chunks = range(max(first - 1, 0), last if last == self._chunks else last - 1) if self._has_windows else ()
-        windows = [(max(chunk - 1, 0), min(chunk + 2, self._chunks)) for chunk in chunks]
-        inside = [codes[int(self._starts[low]) - origin : int(self._ends[high - 1]) - origin] for low, high in windows]
-        if _has_word(own):
-            weight = int(np.count_nonzero(own != OTHER))
-            self._weight += weight
-            if last - first == self._chunks:
-                self._only = own
-            else:
-                self._sequence_S += weight * self._features.of(own).astype(np.float64)
+        origin = min(int(self._starts[seen]), self._tiles[0])
+        end = int(self._ends[last - 1])
+        letters = nucleotides.read(first_nt + origin, end - origin).upper()
+        self._ends_nt.read(origin, letters)
+        while len(self._tiles) > 1 and self._tiles[1] <= end:
+            start = self._tiles.pop(0)
+            self._read_tile(masked(letters[start - origin : self._tiles[0] - origin]))
         self._sums_W += segment.embedded.sums_CW.sum(axis=0)
         self._frames += int(segment.embedded.frames_C.sum())
         if not self._has_windows:
             return
+        starts, ends = self._starts[:last] - origin, self._ends[:last] - origin
+        of_chunks = [masked(letters[starts[chunk] : ends[chunk]]) for chunk in range(seen, last)]
+        chunks = range(max(first - 1, 0), last if last == self._chunks else last - 1)
         pairs = zip(self._before, segment.embedded, strict=True)
         known = _Embedded(*(np.concatenate(pair) for pair in pairs))
-        for (low, high), window in zip(windows, inside, strict=True):
+        for low, high in [(max(chunk - 1, 0), min(chunk + 2, self._chunks)) for chunk in chunks]:
+            window = np.zeros(int(ends[high - 1] - starts[low]), dtype=np.uint8)
+            for chunk in range(low, high):  # they overlap, and one may have masked what another one has not
+                at = slice(int(starts[chunk] - starts[low]), int(ends[chunk] - starts[low]))
+                window[at] = np.maximum(window[at], of_chunks[chunk - seen])
             part = known.part(low - seen, high - seen)
             yield (
                 _Row(None, window, part.sums_CW.sum(axis=0), int(part.frames_C.sum()), high - low)
@@ -281,11 +322,25 @@ class _Contig:
             )
         self._before = known.part(max(len(known.frames_C) - _REACHED_INTO, 0), len(known.frames_C))
 
+    def _read_tile(self, codes: ByteArray) -> None:
+        known = int(np.count_nonzero(codes != OTHER))
+        if len(codes) == self._length_nt:
+            self._only = codes
+        elif _has_word(codes):
+            self._sequence_S += np.rint(known * _SUM_UNIT * self._features.of(codes).astype(np.float64))
+            self._weight += known
+        self._known += known
+        self._has_word |= _has_word(codes)
+
+    def topology(self) -> Topology:
+        """Return the topology of a fully read contig."""
+        return self._ends_nt.topology()
+
     def row(self) -> _Row | None:
-        """Return the row of a fully read contig; None where it has no word."""
-        if not self._weight:
+        """Return the row of a fully read contig; None where it has no word, or too little that is not masked."""
+        if not self._has_word or self._known < min(LEAST_LEFT_NT, 2 * self._length_nt / 3):
             return None
-        mean_S = None if len(self._only) else (self._sequence_S / self._weight).astype(np.float32)
+        mean_S = None if len(self._only) else (self._sequence_S / (_SUM_UNIT * self._weight)).astype(np.float32)
         return _Row(mean_S, self._only, self._sums_W, self._frames, self._chunks)
 
 
@@ -305,6 +360,8 @@ class _Scorer:
         self._chunk_nt = chunk_nt
         self._width = width
         self._of_contigs, self._of_windows = (_Scores(sink, model, dna_dim) for sink in (of_contigs, of_windows))
+        self.topologies = bytearray()
+        """Of each contig."""
 
     def score(
         self, segments: Iterator[_Segment], nucleotides: Iterator[bytes], stop: threading.Event | None = None
@@ -322,6 +379,7 @@ class _Scorer:
                     self._of_windows.add(row)
             if segment.last == segment.chunks:
                 self._of_contigs.add(contig.row())
+                self.topologies.append(contig.topology() if segment.chunks else Topology.LINEAR)
                 first_nt += segment.length_nt if segment.chunks else 0
         window.finish()
         self._of_contigs.write()

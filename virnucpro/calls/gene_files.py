@@ -17,7 +17,7 @@ import numpy as np
 
 from virnucpro.models.contigs.fragments import Fragments
 from virnucpro.models.contigs.gene_finding import MAX_SHARED_NT, Genes
-from virnucpro.models.contigs.nucleotide_codes import LETTERS, RESIDUES, encode
+from virnucpro.models.contigs.nucleotide_codes import LETTERS, OTHER, RESIDUES, encode
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator, Sequence
@@ -143,6 +143,9 @@ def _genes_of(codes: Sequence[CodeArray]) -> Iterator[list[Gene]]:
         start = EDGE if codon < 0 else _CODON_NAMES[codon]
         protein = residues[begin:end] if start == EDGE else f"M{residues[begin + 1 : end]}"
         strand = "-" if is_reverse else "+"
+        for at in (np.flatnonzero(codes[fragment][first - 1 : last] == OTHER) // 3).tolist():
+            place = (last - first) // 3 - at if is_reverse else at
+            protein = f"{protein[:place]}X{protein[place + 1 :]}" if place < len(protein) else protein
         found[fragment].append(Gene(first, last, strand, start, has_stop, numbers[fragment], protein))
     for of_contig in found:
         yield sorted(of_contig)

@@ -5,7 +5,8 @@ A contig model's P(virus) s is calibrated for as many viruses as others. If a sh
 rule gives the posterior p s / (p s + (1 - p)(1 - s)). The share is the one of greatest likelihood, the fixed point of
 the EM algorithm of Saerens, Latinne and Decaestecker 2002 ("Adjusting the outputs of a classifier to new a priori
 probabilities"): the log-likelihood, sum of log(p s + (1 - p)(1 - s)), is concave in p, so bisection of its slope finds
-the same value. The interval is of the likelihood ratio. It covers the drawing of the sample, not faults of calibration.
+the same value. The interval is of the likelihood ratio, which covers the drawing of the sample, and as much wider as
+calibration is wrong on other kinds of genomes (``_CALIBRATION``).
 
 Scores are counted in bins, which makes memory independent of their number, and results of their order. Legend: B bins.
 """
@@ -33,6 +34,8 @@ _SCORES_AT_ONCE = 1 << 20
 _HALF_CHI_SQUARE = 1.920729
 """Half the 95 % quantile of chi-square with one degree of freedom."""
 _HALVINGS = 60
+_CALIBRATION = 0.4
+"""Of log-odds, by which the share was wrong in samples of known share (``benchmarks/samples.py``)."""
 
 
 _STEPS = np.arange(-_MOST_LOG_ODDS * _BINS_PER_UNIT, _MOST_LOG_ODDS * _BINS_PER_UNIT + 1)
@@ -112,7 +115,8 @@ def estimate_prior(counts_B: IntArray) -> SamplePrior:
     least = likelihood(share) - _HALF_CHI_SQUARE
     low = 0.0 if likelihood(0.0) >= least else _crossing(lambda p: least - likelihood(p), 0.0, share)
     high = 1.0 if likelihood(1.0) >= least else _crossing(lambda p: likelihood(p) - least, share, 1.0)
-    return SamplePrior(share, (low, high), counts_B)
+    low, high = _moved(np.array([low, high]), probability(np.array([-_CALIBRATION, _CALIBRATION])))
+    return SamplePrior(share, (float(low), float(high)), counts_B)
 
 
 class CallLimits(NamedTuple):
@@ -154,7 +158,7 @@ def _crossing(falling: Callable[[float], float], low: float, high: float) -> flo
     return (low + high) / 2
 
 
-def _moved(p: DoubleArray, share: float) -> DoubleArray:
+def _moved(p: DoubleArray, share: float | DoubleArray) -> DoubleArray:
     """Move probabilities from the prior of one half to *share*."""
     viral, other = share * p, (1 - share) * (1 - p)
     moved: DoubleArray = np.full(p.shape, 0.5)

@@ -14,15 +14,19 @@ import numpy as np
 import orjson
 
 from virnucpro.arrays import mapped
+from virnucpro.calls.evidence import COLUMNS as EVIDENCE_COLUMNS
+from virnucpro.calls.evidence import NO_EVIDENCE, read_evidence
 from virnucpro.calls.viral_regions import LONG_CONTIG_NT
 from virnucpro.data.frames import chunks_per_contig
 from virnucpro.errors import ResultError
 
 if TYPE_CHECKING:
+    from collections.abc import Callable, Sequence
     from pathlib import Path
 
-    from virnucpro.arrays import BoolArray, FloatArray
+    from virnucpro.arrays import BoolArray, ByteArray, FloatArray
     from virnucpro.calls.contig_scores import ScoreFiles
+    from virnucpro.calls.evidence import Evidence
     from virnucpro.calls.frame_order import ContigBatch, FrameOrder
 
 
@@ -31,6 +35,8 @@ class ScoresOfBatch(NamedTuple):
     """float32 (contigs,): NaN without a score, or where only the frames give one."""
     windows: FloatArray
     """float32 (chunks of its long contigs,): likewise."""
+    evidence: list[Evidence]
+    """Of each contig."""
 
 
 class ScoreReader:
@@ -40,9 +46,17 @@ class ScoreReader:
     Args:
         own: Scores by the classifier's contig model; None where it has none.
         composition: Composition scores of the contigs that are not embedded; None where all are, or *own* has them.
+        evidence: Files of evidence and topologies of all contigs, where they were read, and what reads the names of
+            genome records.
     """
 
-    def __init__(self, order: FrameOrder, own: ScoreFiles | None, composition: ScoreFiles | None) -> None:
+    def __init__(
+        self,
+        order: FrameOrder,
+        own: ScoreFiles | None,
+        composition: ScoreFiles | None,
+        evidence: tuple[Path, Path, Callable[[], Sequence[str]]] | None = None,
+    ) -> None:
         lengths = order.index.lengths
         long_contigs = lengths[: np.count_nonzero(lengths[:] >= LONG_CONTIG_NT)]  # the longest come first
         num_windows = int(chunks_per_contig(long_contigs, order.chunk_nt, order.min_nt).sum())
@@ -51,6 +65,15 @@ class ScoreReader:
             None if files is None else [map_scores(path, *size) for path, size in zip(files, sizes, strict=True)]
             for files in (own, composition)
         )
+        self._evidence = None
+        if evidence is not None:
+            rows, topologies, self._read_records = evidence
+            self._records: Sequence[str] | None = None
+            number = len(order.index)
+            self._evidence = (
+                map_scores(rows, "scores", number, len(EVIDENCE_COLUMNS)),
+                map_topologies(topologies, number),
+            )
         self._is_embedded = order.is_embedded
         self._next_contig = self._next_window = 0
 
@@ -61,7 +84,14 @@ class ScoreReader:
         windows = slice(self._next_window, self._next_window + int(chunks_of_long.sum()))
         self._next_contig, self._next_window = contigs.stop, windows.stop
         is_embedded = np.repeat(batch.is_embedded[is_long], chunks_of_long)
-        return ScoresOfBatch(self._joined(0, contigs, batch.is_embedded), self._joined(1, windows, is_embedded))
+        evidence = [NO_EVIDENCE] * len(batch.contig_ids)
+        if self._evidence is not None:
+            rows, topologies = self._evidence
+            if self._records is None:
+                self._records = self._read_records()
+            evidence = read_evidence(rows[contigs], topologies[contigs], self._records)
+        scores = self._joined(0, contigs, batch.is_embedded), self._joined(1, windows, is_embedded)
+        return ScoresOfBatch(*scores, evidence)
 
     def of_all_contigs(self) -> FloatArray:
         """Return the scores of all contigs, float32 (contigs,)."""
@@ -81,6 +111,13 @@ def map_scores(path: Path, what: str, *shape: int) -> FloatArray:
     if found != expected:
         raise ResultError(path, f"has {found} bytes, {shape[0]} {what} take {expected}")
     return mapped(path, np.float32, *shape) if expected else np.empty(shape, dtype=np.float32)
+
+
+def map_topologies(path: Path, number: int) -> ByteArray:
+    """Map one byte for each contig."""
+    if (found := path.stat().st_size) != number:
+        raise ResultError(path, f"has {found} bytes, {number} contigs take as many")
+    return mapped(path, np.uint8, number) if number else np.empty(0, dtype=np.uint8)
 
 
 def decimals_of(scores: FloatArray) -> list[float | None]:

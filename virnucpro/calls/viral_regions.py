@@ -23,9 +23,9 @@ LONG_CONTIG_NT = 10_000
 """Least nucleotides of a contig with a track."""
 NEUTRAL_P = 0.5
 """P(virus) of a chunk that speaks neither for a region nor against one, whatever the threshold of calls is."""
-SWITCH_COST = 7.0
+SWITCH_COST = 5.0
 """Log-odds that the chunks beyond a border need together."""
-MOST_LOG_ODDS = 2.0
+MOST_LOG_ODDS = 4.0
 """Most log-odds that one chunk gives for either state. Both constants: ``benchmarks/regions.py --choose``."""
 
 _CONTROL_WORDS = ("#", "track", "browser")

@@ -38,7 +38,7 @@ PREDICTION: Final = "prediction"
 TRAINING: Final = "training"
 CHECKSUM = "manifest_sha256"
 REMEDY = "restore it, or use another output folder"
-COMPUTING_PACKAGES = ("virnucpro", "torch", "fair-esm", "numpy", "h5py")
+COMPUTING_PACKAGES = ("virnucpro", "torch", "fair-esm", "numpy", "h5py", "pydustmasker")
 FINISHED = ("complete", "partial")
 """States of a run that has a result."""
 COUNTED = ("contigs", "chunks", "frames", "skipped", "scored_frames", "missing_frames")

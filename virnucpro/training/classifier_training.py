@@ -31,7 +31,7 @@ from virnucpro.training.fitting.training_fragments import (
 from virnucpro.training.genomes.genome_split import SPLITS, TEST, TRAIN, SplitGenomes, split_labelled, training_data_of
 from virnucpro.training.genomes.records import read_genomes
 from virnucpro.training.training_run import TrainingRun, classifier_files, prepare_training, remove_work, trained_files
-from virnucpro.training.training_settings import MEASURED_COVERAGE, TRAINING_COVERAGE
+from virnucpro.training.training_settings import ERROR_SHARE, MEASURED_COVERAGE, TRAINING_COVERAGE
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
@@ -207,6 +207,7 @@ def fragment_rules(config: TrainingConfig, part: str, genomes: Sequence[Labelled
         lengths_nt=config.lengths_nt,
         group_weights=weights,
         most_coverage=TRAINING_COVERAGE if part == TRAIN else MEASURED_COVERAGE,
+        error_share=ERROR_SHARE,
     )
 
 

@@ -7,7 +7,7 @@ whole classifier.
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -17,6 +17,7 @@ from virnucpro.pipeline.run.run import Preparation, about_file, all_intact, prep
 from virnucpro.pipeline.run.stages import StagedRun
 from virnucpro.run_layout import RunLayout, TrainingLayout
 from virnucpro.store.manifest import COMPUTING_PACKAGES, TrainingManifest
+from virnucpro.training.genomes.artificial_genomes import artificial_genomes
 from virnucpro.training.genomes.labelled_genomes import LabelledInput, files_of, read_labelled
 from virnucpro.training.training_settings import CHUNKS_NT
 
@@ -99,7 +100,10 @@ class _TrainingPreparation(Preparation[TrainingManifest, LabelledInput]):
 
     def read_input(self) -> LabelledInput:
         self.about = [about_file(path) for path in self.inputs]  # also of files that only later stages read
-        return read_labelled(self.files, self.config.genomes)
+        found, asked = read_labelled(self.files, self.config.genomes), self.config.asked
+        return replace(
+            found, genomes=found.genomes + artificial_genomes(found.genomes, asked.num_fragments, asked.seed)
+        )
 
     def start_from_scratch(self, earlier: TrainingManifest, source: LabelledInput) -> None:
         del earlier, source

@@ -29,6 +29,8 @@ CHUNKS_NT = (300, 500)
 """Nucleotides of a chunk, as the published classifiers have them."""
 TRAINING_COVERAGE, MEASURED_COVERAGE = 8.0, 2.0
 """Times that a genome's letters are used, at most, for training and for what is measured on."""
+ERROR_SHARE = 0.15
+"""Of fragments, those that get errors of sequencing."""
 SHORTEST_NT = 300
 """Nucleotides of the shortest fragment, and of the shortest record that is cut."""
 

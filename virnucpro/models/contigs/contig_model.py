@@ -269,6 +269,11 @@ class CompositionModel:
         """Load it; WeightsError where its file is absent or another."""
         return load_contig_model(self.folder, self.card)
 
+    def records(self) -> tuple[str, ...]:
+        """Return the names of the genome records that its proteins are of."""
+        homology = self.load().homology if self.searches_proteins else None
+        return () if homology is None else homology.proteins.records
+
 
 def _checked_inputs(inputs: int, groups: int) -> int:
     """Return how many of a model's inputs are of composition; ValueError where it takes fewer."""

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from virnucpro.models.contigs.nucleotide_codes import NO_CODON, OTHER, is_whole, reverse_complement, words
+from virnucpro.models.contigs.nucleotide_codes import LETTERS, NO_CODON, OTHER, is_whole, reverse_complement, words
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -32,8 +32,9 @@ class Fragments:
     """
     The letters and codons of fragments.
 
-    Unknown letters follow each fragment, at least one and up to a multiple of three. So each frame of a fragment ends
-    with ``NO_CODON``.
+    Unknown letters follow each fragment, at least one and up to a multiple of three. So each of its frames ends with
+    ``NO_CODON``. A single unknown letter in a fragment breaks no frame: it is read as C, which no stop codon has, on
+    either strand; no k-mer of nucleotides includes it.
 
     Args:
         codes: Of each fragment, uint8 (its nucleotides,), as ``nucleotide_codes.encode`` returns them.
@@ -49,12 +50,14 @@ class Fragments:
         self.strands_2T = np.full((2, 3 * int(self.frame_lengths_P.sum()) + 2), OTHER, dtype=np.uint8)
         """uint8 (2, T): codes of the forward strand and of the reverse one; a fragment begins at one place in both."""
         forward, reverse = self.strands_2T
+        bridged_2T = np.full_like(self.strands_2T, OTHER)
         for start, codes_L in zip((3 * self.frame_starts_P).tolist(), codes, strict=True):
-            forward[start : start + len(codes_L)] = codes_L
-            reverse[start : start + len(codes_L)] = reverse_complement(codes_L)
+            at = slice(start, start + len(codes_L))
+            forward[at], reverse[at] = codes_L, reverse_complement(codes_L)
+            bridged_2T[0, at], bridged_2T[1, at] = _bridged(forward[at]), _bridged(reverse[at])
         frames = [
             np.where(is_whole(strand, 3), words(strand, 3), NO_CODON).astype(np.uint8).reshape(-1, 3).T
-            for strand in self.strands_2T
+            for strand in bridged_2T
         ]
         self.codons_6F = np.concatenate(frames)
         """uint8 (6, F): codons of each of the six frames, the reverse strand last."""
@@ -73,6 +76,17 @@ class Fragments:
     def run_ends(self, ends_run: BoolArray) -> IntArray:
         """Return where open runs end, int64: ascending places in the six frames, end to end."""
         return np.flatnonzero(ends_run.take(self.codons_6F))
+
+
+def _bridged(codes_L: CodeArray) -> CodeArray:
+    """Return a strand with C for each unknown letter between two known ones."""
+    is_known_L = codes_L != OTHER
+    lone = np.flatnonzero(~is_known_L[1:-1] & is_known_L[:-2] & is_known_L[2:]) + 1
+    if not len(lone):
+        return codes_L
+    bridged_L = codes_L.copy()
+    bridged_L[lone] = LETTERS.index(b"C")
+    return bridged_L
 
 
 class Groups:

@@ -15,13 +15,14 @@ import numpy as np
 from virnucpro.models.contigs.nucleotide_codes import RESIDUES
 
 if TYPE_CHECKING:
-    from virnucpro.arrays import IntArray
+    from virnucpro.arrays import DoubleArray, IntArray
     from virnucpro.models.contigs.nucleotide_codes import CodeArray
 
     Int32Array = np.ndarray[Any, np.dtype[np.int32]]
     ScoreArray = np.ndarray[Any, np.dtype[np.int16]]
+    AnyArray = np.ndarray[Any, np.dtype[Any]]
 
-GAP_OPENS, GAP_GOES_ON = 11, 1
+GAP_OPEN, GAP_EXTEND = 11, 1
 """What the first residue of a gap costs, and each further one: near BLAST's defaults for BLOSUM62."""
 REACH = 80
 """Residues before and after the common place that are aligned."""
@@ -69,6 +70,12 @@ def _substitutions() -> ScoreArray:
 
 SUBSTITUTIONS = _substitutions()
 """int16: the score of residues a and b is at ``(SEPARATOR + 1) * a + b``."""
+_FIELD_BITS = 10
+_FIELD = 1 << _FIELD_BITS
+_SCORE = 1 << 2 * _FIELD_BITS
+_COUNTED = _SCORE * SUBSTITUTIONS.astype(np.int64) - 1
+"""The same with two more numbers in the low bits: residues that are the same, and columns, which count down."""
+_COUNTED[[(SEPARATOR + 1) * residue + residue for residue in range(SEPARATOR)]] += _FIELD
 
 
 @dataclass(frozen=True)
@@ -102,26 +109,51 @@ class LaidOut:
 
 def align(first: LaidOut, second: LaidOut, place_A: IntArray, other_A: IntArray) -> IntArray:
     """Return the best score of a local alignment near each pair of places in two proteins, int64 (A,)."""
+    return _best(first, second, place_A, other_A, SUBSTITUTIONS, 1, 0)
+
+
+def identities(first: LaidOut, second: LaidOut, place_A: IntArray, other_A: IntArray) -> DoubleArray:
+    """Return the share of columns with the same residue in each pair's best alignment, float64 (A,); slower."""
+    best_A = _best(first, second, place_A, other_A, _COUNTED, _SCORE, 1)
+    columns_A = -best_A % _FIELD
+    return np.asarray(((best_A + columns_A) // _FIELD % _FIELD) / np.maximum(columns_A, 1))
+
+
+def _best(
+    first: LaidOut,
+    second: LaidOut,
+    place_A: IntArray,
+    other_A: IntArray,
+    substitutions: AnyArray,
+    unit: int,
+    per_column: int,
+) -> IntArray:
+    opens, extends = (cost * unit + per_column for cost in (GAP_OPEN, GAP_EXTEND))
     parts = [slice(at, at + _PAIRS_AT_ONCE) for at in range(0, len(place_A), _PAIRS_AT_ONCE)]
-    scores = [_align(first.around(place_A[at], REACH), second.around(other_A[at], REACH + BAND)) for at in parts]
-    return np.concatenate([np.zeros(0, dtype=np.int64), *scores])
+    found = [
+        _align(
+            first.around(place_A[at], REACH), second.around(other_A[at], REACH + BAND), substitutions, opens, extends
+        )
+        for at in parts
+    ]
+    return np.concatenate([np.zeros(0, dtype=np.int64), *found])
 
 
-def _align(rows_RA: IntArray, columns_CA: IntArray) -> IntArray:
-    width = 2 * BAND + 1
-    along_W1 = (GAP_GOES_ON * np.arange(width, dtype=np.int16))[:, None]
-    scores_WA = np.zeros((width + 1, rows_RA.shape[1]), dtype=np.int16)  # a diagonal more, which stays 0
+def _align(rows_RA: IntArray, columns_CA: IntArray, substitutions: AnyArray, opens: int, extends: int) -> IntArray:
+    width, kind = 2 * BAND + 1, substitutions.dtype
+    along_W1 = (extends * np.arange(width, dtype=kind))[:, None]
+    scores_WA = np.zeros((width + 1, rows_RA.shape[1]), dtype=kind)  # a diagonal more, which stays 0
     gaps_WA = np.zeros_like(scores_WA)
-    best_A = np.zeros(rows_RA.shape[1], dtype=np.int16)
+    best_A = np.zeros(rows_RA.shape[1], dtype=kind)
     for row, codes_A in enumerate((SEPARATOR + 1) * rows_RA):
-        np.maximum(scores_WA[1:] - GAP_OPENS, gaps_WA[1:] - GAP_GOES_ON, out=gaps_WA[:-1])
-        scores_WA[:-1] += SUBSTITUTIONS.take(columns_CA[row : row + width] + codes_A)
+        np.maximum(scores_WA[1:] - opens, gaps_WA[1:] - extends, out=gaps_WA[:-1])
+        scores_WA[:-1] += substitutions.take(columns_CA[row : row + width] + codes_A)
         np.maximum(scores_WA[:-1], gaps_WA[:-1], out=scores_WA[:-1])
         np.maximum(scores_WA, 0, out=scores_WA)
         reached_WA = scores_WA[:-1] + along_W1
         for step in _STEPS:  # up to each diagonal the greatest: faster than ``np.maximum.accumulate``
             np.maximum(reached_WA[step:], reached_WA[:-step].copy(), out=reached_WA[step:])
-        np.maximum(scores_WA[1:-1], reached_WA[:-1] - along_W1[:-1] - GAP_OPENS, out=scores_WA[1:-1])
+        np.maximum(scores_WA[1:-1], reached_WA[:-1] - along_W1[:-1] - opens, out=scores_WA[1:-1])
         scores_WA[-1] = 0
         np.maximum(best_A, scores_WA.max(axis=0), out=best_A)
     return best_A.astype(np.int64)

@@ -6,6 +6,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
+from pydustmasker import LongdustMasker
 
 from virnucpro.genetic_code import BASES, STANDARD_CODE
 
@@ -23,6 +24,8 @@ NO_CODON = CODONS
 """Stands for three letters with one other than A, C, G and T, and follows the last codon of a frame."""
 RESIDUES = b"ACDEFGHIKLMNPQRSTVWY"
 
+_LONGDUST_K = 7
+"""Shortest that it takes, less one."""
 _CODES = bytes(LETTERS.find(letter) % (OTHER + 1) for letter in range(256))
 _PLACES = [BASES.index(letter) for letter in LETTERS]
 _RESIDUE_PLACES = np.array([RESIDUES.find(residue) % (len(RESIDUES) + 1) for residue in STANDARD_CODE], dtype=np.uint8)
@@ -55,6 +58,30 @@ def encode(letters: bytes) -> CodeArray:
 
 def reverse_complement(codes_L: CodeArray) -> CodeArray:
     return np.where(codes_L < OTHER, np.uint8(3) - codes_L, np.uint8(OTHER))[::-1]
+
+
+def canonical_strand(codes_L: CodeArray) -> CodeArray:
+    """Return the same for both strands: the one that comes first by its codes."""
+    other_L = reverse_complement(codes_L)
+    at = np.flatnonzero(codes_L != other_L)[:1]
+    return other_L if len(at) and other_L[at[0]] < codes_L[at[0]] else codes_L
+
+
+def masked(letters: bytes) -> CodeArray:
+    """
+    Return the codes of upper-case nucleotides, with ``OTHER`` in stretches of low complexity, uint8 (L,).
+
+    Homopolymers, microsatellites and tandem repeats with units of up to some thousand nucleotides, by Longdust (Li and
+    Li 2025).
+    """
+    codes_L = encode(letters)
+    if len(letters) > _LONGDUST_K:
+        intervals = LongdustMasker(letters.decode("ascii")).intervals
+        if intervals:
+            codes_L = codes_L.copy()
+            for start, end in intervals:
+                codes_L[start:end] = OTHER
+    return codes_L
 
 
 def words(codes_L: CodeArray, k: int) -> WordArray:

@@ -13,20 +13,29 @@ from __future__ import annotations
 from dataclasses import dataclass
 from functools import cached_property
 from itertools import pairwise
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
 
 from virnucpro.errors import StoppedError
 from virnucpro.models.contigs.fragments import Fragments, ranges
-from virnucpro.models.contigs.local_alignment import BAND, REACH, SEPARATOR, SPACE, SUBSTITUTIONS, LaidOut, align
-from virnucpro.models.contigs.nucleotide_codes import BACTERIAL, RESIDUES
+from virnucpro.models.contigs.local_alignment import (
+    BAND,
+    REACH,
+    SEPARATOR,
+    SPACE,
+    SUBSTITUTIONS,
+    LaidOut,
+    align,
+    identities,
+)
+from virnucpro.models.contigs.nucleotide_codes import BACTERIAL, RESIDUES, canonical_strand
 
 if TYPE_CHECKING:
     import threading
-    from collections.abc import Iterator, Sequence
+    from collections.abc import Iterator, Mapping, Sequence
 
-    from virnucpro.arrays import BoolArray, IntArray
+    from virnucpro.arrays import BoolArray, DoubleArray, IntArray
     from virnucpro.models.contigs.nucleotide_codes import CodeArray, WordArray
 
     Int32Array = np.ndarray[Any, np.dtype[np.int32]]
@@ -34,15 +43,17 @@ if TYPE_CHECKING:
 
 SHORTEST_PROTEIN = 40
 """Residues of a protein that is kept."""
-LEAST_SCORE = 70
-"""Alignments below this are as good as none: 31 bits."""
-
+_LAMBDA, _K = 0.243, 0.024
+"""Of scores of BLOSUM62 with such gaps by chance (Altschul and Gish 1996; NCBI's ``blast_stat.c``)."""
+MOST_EXPECTED = 1e-3
+"""E-value of a hit: alignments with such a score that a search of as long a contig finds by chance."""
 PASS_NT = 2_000_000
 """Nucleotides that are searched at once, as far as contigs are not longer: all proteins are read for them."""
-_SHORTEST_RUN = 20
+_SHORTEST_RUN = 30
 """Codons of an open run that is searched."""
-_SEEDS = ((0, 1, 2, 4, 5, 7, 8, 9), (0, 1, 3, 4, 5, 7, 10, 11, 12))
+_SEED = (0, 1, 3, 4, 5, 7, 10, 11, 12)
 """Places of the letters of a word, from 0."""
+_MIDDLE = _SEED[-1] // 2
 _REDUCED_ALPHABET = ("KREDQN", "C", "G", "H", "ILV", "M", "F", "Y", "W", "P", "STA")
 """Eleven classes of residues (Buchfink et al. 2015)."""
 _LEAST_CLASSES = 3
@@ -74,6 +85,23 @@ _CLASS_OF_RESIDUE = np.array(
 _BIT_OF_CLASS = np.uint16(1) << _CLASS_OF_RESIDUE.astype(np.uint16)
 
 
+class Hits(NamedTuple):
+    """
+    The best viral and the best cellular protein of each contig, in this order, (P, 2).
+
+    Without one that is not by chance: protein -1, the others 0.
+    """
+
+    proteins: IntArray
+    """int64: numbers of proteins."""
+    bits: DoubleArray
+    """float64: score of the alignment in bits."""
+    excess: DoubleArray
+    """float64: bits beyond those of ``MOST_EXPECTED``."""
+    identities: DoubleArray
+    """float64: share of the alignment's columns with the same residue."""
+
+
 @dataclass(frozen=True)
 class KnownProteins:
     """Proteins of genomes of known kind."""
@@ -83,51 +111,92 @@ class KnownProteins:
     lengths_N: Int32Array
     """int32 (N,): residues of each."""
     is_viral_N: BoolArray
+    record_N: Int32Array
+    """int32 (N,): place in ``records``."""
+    records: tuple[str, ...]
+    """Accession and organism of each genome record, on one line."""
 
     def check(self) -> None:
         """Raise ValueError where the parts do not fit together."""
         is_sound = (
-            [x.dtype for x in (self.residues_R, self.lengths_N, self.is_viral_N)] == [np.uint8, np.int32, np.bool_]
+            [x.dtype for x in (self.residues_R, self.lengths_N, self.is_viral_N, self.record_N)]
+            == [np.uint8, np.int32, np.bool_, np.int32]
             and self.residues_R.ndim == self.lengths_N.ndim == 1
-            and self.is_viral_N.shape == self.lengths_N.shape
+            and self.is_viral_N.shape == self.record_N.shape == self.lengths_N.shape
             and bool((self.lengths_N > 0).all())
             and int(self.lengths_N.sum(dtype=np.int64)) == len(self.residues_R)
             and bool((self.residues_R < len(RESIDUES)).all())
+            and bool(((self.record_N >= 0) & (self.record_N < len(self.records))).all())
+            and all(name.isprintable() for name in self.records)
         )
         if not is_sound:
             raise ValueError("the proteins of the contig model do not fit together")
 
     def take(self, is_kept_N: BoolArray) -> KnownProteins:
         return KnownProteins(
-            self.residues_R[np.repeat(is_kept_N, self.lengths_N)], self.lengths_N[is_kept_N], self.is_viral_N[is_kept_N]
+            self.residues_R[np.repeat(is_kept_N, self.lengths_N)],
+            self.lengths_N[is_kept_N],
+            self.is_viral_N[is_kept_N],
+            self.record_N[is_kept_N],
+            self.records,
         )
 
-    def best_scores(self, codes: Sequence[CodeArray], stop: threading.Event | None = None) -> IntArray:
-        """
-        Return the best alignment score of each contig to a viral and to a cellular protein, int64 (P, 2).
+    def tensors(self) -> dict[str, np.ndarray[Any, Any]]:
+        """Return the arrays by their names in a file."""
+        return {
+            "residues": self.residues_R,
+            "lengths": self.lengths_N,
+            "is_viral": self.is_viral_N.astype(np.uint8),
+            "record": self.record_N,
+            "records": np.frombuffer("\n".join(self.records).encode(), dtype=np.uint8),
+        }
 
-        0 where it is below ``LEAST_SCORE``. *codes* are the contigs' letters, as ``nucleotide_codes.encode`` gives
-        them.
+    @classmethod
+    def of_tensors(cls, tensors: Mapping[str, np.ndarray[Any, Any]]) -> KnownProteins:
+        """Return what ``tensors`` gave; KeyError where one is absent."""
+        records = tensors["records"].tobytes().decode()
+        return cls(
+            residues_R=tensors["residues"],
+            lengths_N=tensors["lengths"],
+            is_viral_N=tensors["is_viral"].astype(np.bool_),
+            record_N=tensors["record"],
+            records=tuple(records.split("\n")),
+        )
+
+    def search(self, codes: Sequence[CodeArray], stop: threading.Event | None = None) -> Hits:
+        """
+        Return the best hits of contigs; those of its two strands are the same.
+
+        *codes* are the contigs' letters, as ``nucleotide_codes.encode`` gives them.
 
         Raises:
             StoppedError: *stop* was set.
         """
+        codes = [canonical_strand(codes_L) for codes_L in codes]
         pass_P = np.cumsum([len(codes_L) for codes_L in codes], dtype=np.int64) // PASS_NT
         bounds = [0, *(np.flatnonzero(np.diff(pass_P)) + 1).tolist(), len(codes)]
-        best = [np.zeros((0, 2), dtype=np.int64)]
+        found = []
         for first, last in pairwise(bounds):
             if stop is not None and stop.is_set():
                 raise StoppedError
-            best.append(self._best_of_pass(codes[first:last]))
-        return np.concatenate(best)
+            found.append(self._hits_of_pass(codes[first:last]))
+        return Hits(*(np.concatenate(column) for column in zip(*found, strict=True)))
 
-    def _best_of_pass(self, codes: Sequence[CodeArray]) -> IntArray:
+    def _hits_of_pass(self, codes: Sequence[CodeArray]) -> Hits:
         runs = _OpenRuns.of(codes)
         place_X, other_X, kind_X = self._most_alike(runs, *self._pairs(runs))
-        scores = align(runs.laid_out, self._laid_out, place_X, other_X)
-        best = np.zeros(2 * len(codes), dtype=np.int64)
-        np.maximum.at(best, kind_X, np.where(scores >= LEAST_SCORE, scores, 0))
-        return best.reshape(-1, 2)
+        bits_X = (_LAMBDA * align(runs.laid_out, self._laid_out, place_X, other_X) - np.log(_K)) / np.log(2)
+        searched = 2 * np.array([len(codes_L) for codes_L in codes]) * float(len(self.residues_R))  # of six frames
+        excess_X = bits_X - np.log2(np.maximum(searched, 1))[kind_X // 2] + np.log2(MOST_EXPECTED)
+        order = np.lexsort((np.arange(len(kind_X)), -bits_X, kind_X))  # of equal ones the first
+        best = order[np.flatnonzero(np.diff(kind_X[order], prepend=-1))]
+        best = best[excess_X[best] >= 0]
+        proteins = np.full(2 * len(codes), -1, dtype=np.int64)
+        proteins[kind_X[best]] = self._laid_out.owner_T[other_X[best]]
+        same = identities(runs.laid_out, self._laid_out, place_X[best], other_X[best])
+        columns = np.zeros((3, 2 * len(codes)))
+        columns[:, kind_X[best]] = bits_X[best], excess_X[best], same
+        return Hits(proteins.reshape(-1, 2), *columns.reshape(3, -1, 2))
 
     @cached_property
     def _laid_out(self) -> LaidOut:
@@ -162,16 +231,16 @@ class KnownProteins:
     def _pairs(self, runs: _OpenRuns) -> tuple[IntArray, IntArray, IntArray]:
         """Return places in the runs and in the proteins that share a word and are alike, and how they score."""
         mine, known = runs.laid_out, self._laid_out
-        indexes = [_WordIndex.of(mine.residues_T, seed) for seed in _SEEDS]
+        index = _WordIndex.of(mine.residues_T)
         nothing = np.zeros(0, dtype=np.int64)
         found = [(nothing, nothing, nothing)]
         end = len(known.residues_T) - _MARGIN
         for start in range(_MARGIN, end, _PLACES_AT_ONCE):
             stop = min(start + _PLACES_AT_ONCE, end)
             stretch = known.residues_T[start - _PACKED : stop + 2 * _PACKED]  # the margin is wider
-            packed = _Packed(stretch)
-            pairs = [pair for index in indexes for pair in index.alike(stretch, packed)]
-            place, other = (np.concatenate(parts) for parts in zip((nothing, nothing), *pairs, strict=True))
+            place, other = (
+                np.concatenate(parts) for parts in zip((nothing, nothing), *index.alike(stretch), strict=True)
+            )
             score = _near_score(mine.residues_T, stretch, place, other)
             good = score >= _LEAST_NEAR
             found.append((place[good], other[good] + (start - _PACKED), score[good]))
@@ -183,20 +252,20 @@ class KnownProteins:
 class _WordIndex:
     """Where the words of open runs are."""
 
-    seed: tuple[int, ...]
-    """Places of the letters of a word, from 0."""
     order_Q: IntArray
     """int64 (Q,): places in the runs, those of a word together."""
     packed_Q: PackedArray
     """uint64 (Q,): the residues around the middle of each of these words."""
     places_H: IntArray
     """int64 (H,): where the places of such a word begin, in the high bits, and how many there are."""
+    is_there_H: BoolArray
+    """Whether there are any: this stays in the processor's cache."""
 
     @classmethod
-    def of(cls, residues_T: CodeArray, seed: tuple[int, ...]) -> _WordIndex:
-        places = np.flatnonzero(_is_seed(residues_T, seed))
+    def of(cls, residues_T: CodeArray) -> _WordIndex:
+        places = np.flatnonzero(_is_seed(residues_T))
         # one number of word and place: sorted in a tenth of the time that sorting places by words takes
-        keys = _words(residues_T, seed).take(places).astype(np.int64) << _PLACE_BITS
+        keys = _words(residues_T).take(places).astype(np.int64) << _PLACE_BITS
         keys |= places
         keys.sort()
         order = keys & _PLACE
@@ -206,23 +275,21 @@ class _WordIndex:
         places_of = np.zeros(1 << _HASH_BITS, np.int64)
         places_of[there] = firsts << _PLACE_BITS | np.diff(firsts, append=len(keys))
         unlike = np.where(residues_T == SEPARATOR, _OTHER_SEPARATOR, residues_T)
-        packed = _Packed(unlike).at(order + (seed[-1] // 2 - _PACKED // 2))
-        return cls(seed, order, packed, places_of)
+        packed = _Packed(unlike).at(order + (_MIDDLE - _PACKED // 2))
+        return cls(order, packed, places_of, places_of > 0)
 
-    def alike(self, stretch: CodeArray, stretch_packed: _Packed) -> Iterator[tuple[IntArray, IntArray]]:
+    def alike(self, stretch: CodeArray) -> Iterator[tuple[IntArray, IntArray]]:
         """
         Yield pairs of places in the runs and in a *stretch* of proteins that share a word and are alike.
 
-        *stretch_packed* are its residues. The stretch has ``_PACKED`` residues more before, and twice as many after.
+        The stretch has ``_PACKED`` residues more before, and twice as many after.
         """
-        middle = self.seed[-1] // 2
-        words = _words(stretch[_PACKED:], self.seed)[: len(stretch) - 3 * _PACKED].astype(np.intp)
-        places = self.places_H.take(words)
-        hits = np.flatnonzero(places)
-        places = places.take(hits)
+        words = _words(stretch[_PACKED:])[: len(stretch) - 3 * _PACKED]
+        hits = np.flatnonzero(self.is_there_H.take(words))
+        places = self.places_H.take(words.take(hits))
         first, count = places >> _PLACE_BITS, places & _PLACE
-        hits += _PACKED + middle
-        packed = stretch_packed.at(hits - _PACKED // 2)
+        hits += _PACKED + _MIDDLE
+        packed = _Packed(stretch).at(hits - _PACKED // 2)
         ends = np.cumsum(count, dtype=np.int64)
         inside = np.searchsorted(ends, np.arange(_PAIRS_AT_ONCE, int(count.sum()), _PAIRS_AT_ONCE))
         limits = np.unique([0, *inside.tolist(), len(hits)]).tolist()
@@ -232,7 +299,7 @@ class _WordIndex:
             unlike ^= np.repeat(packed[at], count[at])
             alike = np.flatnonzero(_differing(unlike) <= _PACKED - _LEAST_SAME)
             of_hit = np.searchsorted(ends[at], alike + (ends[at.start] - count[at.start]), side="right")
-            yield self.order_Q.take(number[alike]) + middle, hits[at][of_hit]
+            yield self.order_Q.take(number[alike]) + _MIDDLE, hits[at][of_hit]
 
 
 @dataclass(frozen=True)
@@ -254,23 +321,23 @@ class _OpenRuns:
         return cls(LaidOut.of(residues, lengths), fragment)
 
 
-def _is_seed(residues: CodeArray, seed: tuple[int, ...]) -> BoolArray:
+def _is_seed(residues: CodeArray) -> BoolArray:
     """Return which words are within a protein and of letters of several classes, bool (T - span + 1,)."""
     before = np.append(0, np.cumsum(residues == SEPARATOR, dtype=np.int32))
-    is_inside = before[seed[-1] + 1 :] == before[: -seed[-1] - 1]
+    is_inside = before[_SEED[-1] + 1 :] == before[: -_SEED[-1] - 1]
     class_T = _BIT_OF_CLASS[residues]
     classes = np.zeros(len(is_inside), dtype=np.uint16)
-    for place in seed:
+    for place in _SEED:
         classes |= class_T[place : place + len(classes)]
     return np.asarray(is_inside & (np.bitwise_count(classes) >= _LEAST_CLASSES))
 
 
-def _words(residues: CodeArray, seed: tuple[int, ...]) -> WordArray:
+def _words(residues: CodeArray) -> WordArray:
     """Return the hash of the word at each place, uint32 (T - span + 1,)."""
-    reduced = _CLASS_OF_RESIDUE[residues]
-    number = max(len(residues) - seed[-1], 0)
-    words = np.zeros(number, dtype=np.uint32)
-    for place in seed:
+    reduced = _CLASS_OF_RESIDUE[residues].astype(np.uint32)
+    number = max(len(residues) - _SEED[-1], 0)
+    words = reduced[:number].copy()
+    for place in _SEED[1:]:
         words *= np.uint32(len(_REDUCED_ALPHABET))
         words += reduced[place : place + number]
     words *= np.uint32(2654435761)

@@ -14,9 +14,9 @@ The features are, in this order:
   over the genes; and of each gene's lead, the highest mean log-odds of a viral group less that of the others, the
   greatest, the least, the mean, the share above 0, and the standard deviation.
 
-An open run is a stretch of a frame without a stop or a nucleotide other than A, C, G and T. A contig and its reverse
-complement have the same features, unless two runs share the greatest length. Legend: L nucleotides, P fragments
-(contigs, or parts of them, read together), N genes, R residues, K k-mers, G groups, S features of a fragment.
+An open run is a stretch of a frame without a stop or two nucleotides in a row other than A, C, G and T. Legend: L
+nucleotides, P fragments (contigs, or parts of them, read together), N genes, R residues, K k-mers, G groups, S features
+of a fragment.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ import numpy as np
 from virnucpro.models.contigs import gene_finding
 from virnucpro.models.contigs.fragments import FRAMES, Fragments, Groups, ranges
 from virnucpro.models.contigs.gene_finding import Genes
-from virnucpro.models.contigs.nucleotide_codes import BACTERIAL, CODONS, RESIDUES
+from virnucpro.models.contigs.nucleotide_codes import BACTERIAL, CODONS, RESIDUES, canonical_strand
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping, Sequence
@@ -114,7 +114,12 @@ class SequenceFeatures:
         return np.asarray(self.of_many([codes_L])[0])
 
     def of_many(self, codes: Sequence[CodeArray]) -> FloatArray:
-        """Return the features of contigs or parts of them, float32 (P, S), each as ``of`` gives it by itself."""
+        """
+        Return the features of contigs or parts of them, float32 (P, S), each as ``of`` gives it by itself.
+
+        Those of the two strands of a contig are the same.
+        """
+        codes = [canonical_strand(codes_L) for codes_L in codes]
         pass_P = np.cumsum([len(codes_L) for codes_L in codes], dtype=np.int64) // PASS_NT
         bounds = [0, *(np.flatnonzero(np.diff(pass_P)) + 1).tolist(), len(codes)]
         features_PS = np.empty((len(codes), self.dim), dtype=np.float32)

@@ -1,25 +1,26 @@
 """
-Composition scores of contigs, and what homology to known proteins adds to ambiguous ones.
+Composition scores of contigs, and what homology to known proteins makes of them.
 
-A contig's scores depend on it alone, not on its unit. Contigs that a model with known proteins is not sure of are then
-searched in these, in larger units: all proteins are read for each.
+A contig's scores depend on it alone, not on its unit. Contigs that composition does not show to be cellular are then
+searched in the model's proteins, in larger units: all proteins are read for each.
 """
 
 from __future__ import annotations
 
 from dataclasses import dataclass
-from itertools import pairwise
+from itertools import chain, pairwise
 from typing import TYPE_CHECKING, ClassVar
 
 import numpy as np
 
 from virnucpro import durable
-from virnucpro.calls.contig_scores import refine_scores, score_by_composition
+from virnucpro.calls.contig_scores import judge_by_homology, score_by_composition
+from virnucpro.calls.evidence import COLUMNS, without_hits
 from virnucpro.calls.score_files import map_scores
 from virnucpro.calls.viral_regions import LONG_CONTIG_NT
 from virnucpro.data.frames import chunks_per_contig
 from virnucpro.errors import ResultError
-from virnucpro.models.contigs.homology import SEARCHED_NT, is_ambiguous
+from virnucpro.models.contigs.homology import SEARCHED_NT, is_searched
 from virnucpro.models.contigs.protein_search import PASS_NT
 from virnucpro.pipeline.prediction.contig_work import ContigWork
 
@@ -45,8 +46,8 @@ class Composition(ContigWork):
         return self.model.load()
 
     def num_bytes(self, lengths_nt: IntArray) -> int:
-        """Return the size of the scores of contigs, and then of windows."""
-        return 4 * (len(lengths_nt) + self.num_windows(lengths_nt))
+        """Return the size of the scores of contigs, of those of windows, and of the contigs' topologies."""
+        return 5 * len(lengths_nt) + 4 * self.num_windows(lengths_nt)
 
     def num_windows(self, lengths_nt: IntArray) -> int:
         long_nt = lengths_nt[lengths_nt >= LONG_CONTIG_NT]
@@ -56,20 +57,23 @@ class Composition(ContigWork):
         return b"".join(score_by_composition(index, contigs, loaded, chunk_nt=self.chunk_nt, min_nt=self.min_nt))
 
     def without_result(self, lengths_nt: IntArray) -> bytes:
-        return np.full(self.num_bytes(lengths_nt) // 4, np.nan, np.float32).tobytes()
+        number = len(lengths_nt)
+        return np.full(number + self.num_windows(lengths_nt), np.nan, np.float32).tobytes() + bytes(number)
 
     def join(self, units: ContigUnits) -> dict[str, int]:
-        """Write the scores of all contigs and windows into two files."""
+        """Write scores and topologies of all contigs, and scores of windows, into a file each."""
         scored, layout = 0, self.layout
         with (
             durable.replacing(layout.composition_scores) as of_contigs,
             durable.replacing(layout.composition_windows) as of_windows,
+            durable.replacing(layout.topologies) as topologies,
         ):
             for contigs, data in units.found(self):
                 scores = np.frombuffer(data[: 4 * len(contigs)], np.float32)
                 scored += int(np.count_nonzero(~np.isnan(scores)))
                 of_contigs.write(scores.tobytes())
-                of_windows.write(data[4 * len(contigs) :])
+                of_windows.write(data[4 * len(contigs) : len(data) - len(contigs)])
+                topologies.write(data[len(data) - len(contigs) :])
         return {"contigs": len(units.index), "scored": scored}
 
     def validate(self, lengths_nt: IntArray) -> None:
@@ -89,7 +93,7 @@ class Composition(ContigWork):
 
 @dataclass(frozen=True, kw_only=True)
 class Homology(Composition):
-    """Refines ambiguous composition scores, once they are joined, by homology to known proteins: float32."""
+    """Judges contigs by homology to known proteins, once their composition scores are joined: ``evidence``."""
 
     worker_nt: int = 250_000
     unit_nt: int = PASS_NT
@@ -98,8 +102,8 @@ class Homology(Composition):
 
     def work_nt(self, index: SequenceIndex) -> IntArray:
         """Return the nucleotides that are searched."""
-        is_searched = is_ambiguous(self.scores(index)) & self.model.searches_proteins
-        return np.where(is_searched, np.minimum(super().work_nt(index), SEARCHED_NT), 0)
+        is_work = is_searched(self.scores(index)) & self.model.searches_proteins
+        return np.where(is_work, np.minimum(super().work_nt(index), SEARCHED_NT), 0)
 
     def units(self, work_nt: IntArray, num_workers: int) -> list[range]:
         """Return units as large as each other, and as many for each process that they are worth."""
@@ -113,17 +117,25 @@ class Homology(Composition):
         return [range(*one) for one in pairwise(np.unique([0, *limits.tolist(), len(ends_nt)]).tolist())]
 
     def num_bytes(self, lengths_nt: IntArray) -> int:
-        return 4 * len(lengths_nt)
+        return 4 * len(COLUMNS) * len(lengths_nt)
 
     def compute(self, index: SequenceIndex, contigs: range, loaded: ContigModel) -> bytes:
-        return refine_scores(index, contigs, loaded, self.scores(index)[contigs.start : contigs.stop]).tobytes()
+        return judge_by_homology(index, contigs, loaded, self.scores(index)[contigs.start : contigs.stop]).tobytes()
+
+    def without_result(self, lengths_nt: IntArray) -> bytes:
+        return without_hits(np.full(len(lengths_nt), np.nan, np.float32)).tobytes()
 
     def join(self, units: ContigUnits) -> dict[str, int]:
-        """Write the refined scores of all contigs."""
-        searched = int(np.count_nonzero(units.work_nt(self)))
-        if searched:
-            scores = np.array(self.scores(units.index))
-            for contigs, data in units.found(self):
-                scores[contigs.start : contigs.stop] = np.frombuffer(data, np.float32)
-            durable.write_bytes(self.layout.composition_scores, scores.tobytes())
-        return {"searched": searched}
+        """Write the evidence of all contigs, and the scores that it gives."""
+        scores, done = self.scores(units.index), 0
+        with (
+            durable.replacing(self.layout.evidence) as of_contigs,
+            durable.replacing(self.layout.composition_scores) as judged,
+        ):
+            for contigs, data in chain(units.found(self), [(range(len(scores), len(scores)), b"")]):
+                unsearched = without_hits(scores[done : contigs.start])
+                rows = np.concatenate([unsearched, np.frombuffer(data, np.float32).reshape(-1, len(COLUMNS))])
+                of_contigs.write(rows.tobytes())
+                judged.write(rows[:, 0].tobytes())
+                done = contigs.stop
+        return {"searched": int(np.count_nonzero(units.work_nt(self)))}

@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING, Any
 import structlog
 
 from virnucpro import durable
-from virnucpro.calls.contig_calls import BY_SEQUENCE, ESCAPED_IDS, CallOutputs, CallRules, call_contigs
+from virnucpro.calls.contig_calls import BY_COMPOSITION, BY_SEQUENCE, ESCAPED_IDS, CallOutputs, CallRules, call_contigs
 from virnucpro.calls.contig_scores import score_contigs
 from virnucpro.choices import TableFormat, WrittenGenes
 from virnucpro.config import RunLimits, fingerprint
@@ -155,7 +155,7 @@ def composition_stage(run: PredictionRun, compute: Callable[..., ContigRun], sta
     return Stage(
         name="composition",
         fingerprint=run.fingerprint,
-        files=[layout.composition_scores, layout.composition_windows],
+        files=[layout.composition_scores, layout.composition_windows, layout.evidence, layout.topologies],
         work=work,
         is_whole=is_whole,
         quarantined=quarantined,
@@ -258,6 +258,7 @@ def call(
         as_parquet=TableFormat.PARQUET in config.formats,
         genes=config.genes,
         only_viral=config.only_viral,
+        has_frames=config.cascade is not None,
     )
     has_genes = config.genes is not WrittenGenes.NONE
     optional = {
@@ -267,7 +268,7 @@ def call(
         layout.gene_proteins: has_genes,
     }
     chosen = [path for path, is_chosen in optional.items() if is_chosen]
-    written = [layout.contigs, layout.viral_fasta, layout.tracks, layout.viral_regions, *chosen]
+    written = [layout.contigs, layout.viral_fasta, layout.tracks, layout.viral_regions, layout.proviruses, *chosen]
     scores = [
         stage.files for name in ("composition", "classify") if (stage := run.manifest.stages.get(name)) is not None
     ]
@@ -284,7 +285,8 @@ def call(
 
     def work() -> dict[str, int]:
         calls, has_genes_C = stages.runner("contigs", called)
-        counted = [*map(str, Call), *[BY_SEQUENCE] * rules.reads_embeddings, *[ESCAPED_IDS] * (calls[ESCAPED_IDS] > 0)]
+        counted = [*map(str, Call), *[BY_SEQUENCE] * rules.reads_embeddings]
+        counted += [name for name in (BY_COMPOSITION, ESCAPED_IDS) if calls[name]]
         counts = {name.replace(" ", "_"): calls[name] for name in counted}
         if has_genes:
             genes = Genes(layout=layout, fingerprint=identity)
@@ -320,6 +322,7 @@ def _call_rules(run: PredictionRun, order: FrameOrder) -> CallRules:
         classifier=config.card.name,
         fingerprint=config.fingerprint,
         has_contig_model=config.card.contig_model is not None,
+        is_by_composition=config.is_by_composition,
         reads_embeddings=config.reads_embeddings,
         quarantined=run.unscored(),
     )

@@ -90,10 +90,13 @@ class PredictionRun(StagedRun):
         """Return the scores of contigs that do not come from their frames alone."""
         config, layout = self.config, self.layout
         by_composition = None if config.composition is None else (layout.composition_scores, layout.composition_windows)
+        evidence = None
+        if config.composition is not None:
+            evidence = layout.evidence, layout.topologies, config.composition.records
         if config.is_by_composition:
-            return ScoreReader(order, by_composition, None)
+            return ScoreReader(order, by_composition, None, evidence)
         own = (layout.contig_scores, layout.window_scores) if config.reads_embeddings else None
-        return ScoreReader(order, own, by_composition)
+        return ScoreReader(order, own, by_composition, evidence)
 
     def embedding_job(self, stage: str) -> EmbeddingJob:
         """Return the embedding run of the frames' ``dna`` or ``protein``."""
@@ -193,6 +196,8 @@ class _PredictionPreparation(Preparation[PredictionManifest, SequenceIndex]):
             layout.frame_scores,
             layout.composition_scores,
             layout.composition_windows,
+            layout.evidence,
+            layout.topologies,
             layout.contig_scores,
             layout.window_scores,
             *layout.worker_logs(),

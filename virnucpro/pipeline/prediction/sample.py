@@ -74,7 +74,11 @@ def sample_notes(sample: SampleRecord, sequences: str, fdr: float | None) -> lis
         notes = [f"{share}, as given: {sample.share:.2%}"]
     else:
         low, high = sample.interval
-        notes = [f"{share}, estimated: {sample.share:.2%} (95 % interval {low:.2%} to {high:.2%})"]
+        notes = [
+            f"{share}, estimated: {sample.share:.2%} (95 % interval {low:.2%} to {high:.2%})"
+            if low
+            else f"{share}: not above {high:.2%}, perhaps none (95 % interval)"
+        ]
     if sample.virus_from is None:
         notes.append(f"No score has an expected false discovery rate of at most {fdr:g}: nothing is called viral")
     elif sample.fdr is None:

@@ -30,6 +30,8 @@ if TYPE_CHECKING:
 
     from virnucpro.store.manifest import AnyManifest, TrainingManifest
 
+_OF_FRAMES = ("chunks", "embedded", "open_chunks", "frames")
+"""Counts that a table has where frames were embedded."""
 AGAIN = ": start the same command again"
 """What makes the damaged index of a whole run again."""
 
@@ -185,7 +187,7 @@ def _check_counts(layout: PredictionLayout, manifest: PredictionManifest) -> lis
             if one.length is None:  # a skipped record
                 found["skipped"] += 1
                 continue
-            found.update({name: getattr(one, name) or 0 for name in ("chunks", "embedded", "open_chunks", "frames")})
+            found.update({name: getattr(one, name) or 0 for name in _OF_FRAMES})
             found.update(["contigs", one.call.replace(" ", "_")])
             found["by_sequence"] += one.score is not None and one.frames == 0
     except ResultError as error:
@@ -198,6 +200,8 @@ def _check_counts(layout: PredictionLayout, manifest: PredictionManifest) -> lis
     calls = [call.replace(" ", "_") for call in Call]
     further = ("embedded", "open_chunks", "by_sequence", "genes")
     counted = [*COUNTED, *calls, *(name for name in further if name in counts)]
+    if not manifest.has_frames:
+        counted = [name for name in counted if name not in _OF_FRAMES]
     problems = _differences(layout, counts, found, counted)
     return problems + _check_index(layout.contig_index, manifest.inputs, num_records=num_records, remedy=AGAIN)
 

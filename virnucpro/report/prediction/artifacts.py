@@ -41,9 +41,8 @@ def report_table(layout: PredictionLayout) -> list[dict[str, Any]]:
             "posterior": contig.found.posterior,
             "fdr": contig.found.fdr,
             "call": contig.found.call,
-            "viral_chunks": contig.found.viral_chunks,
-            "open_chunks": contig.found.open_chunks,
-            "frame_support": contig.found.frame_support,
+            "why": wording.evidence(contig.found),
+            "topology": contig.found.topology,
             "viral_regions": len(contig.regions),
             "reason": contig.found.reason,
         }

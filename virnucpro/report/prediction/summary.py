@@ -357,7 +357,7 @@ def _count_unlisted(summary: Summary) -> None:
 
 def _kind_of_reason(contig: ContigLine) -> str:
     """Return the reason without its FILE:LINE."""
-    return re.sub(r"^(left out: )?.*:\d+: ", r"\1", contig.found.reason)
+    return re.sub(r"^(skipped: )?.*:\d+: ", r"\1", contig.found.reason)
 
 
 def _lot(contig: ContigLine) -> tuple[bytes, int]:

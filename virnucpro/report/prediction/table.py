@@ -10,9 +10,11 @@ from __future__ import annotations
 from collections import Counter
 from typing import TYPE_CHECKING, Any, NamedTuple
 
+from virnucpro.calls.topology import Topology
 from virnucpro.report.formats import nucleotides, probability, whole
 from virnucpro.report.prediction.plots import CALL_CLASSES
 from virnucpro.report.prediction.summary import GROUPS
+from virnucpro.report.prediction.wording import evidence
 from virnucpro.store.contig_table import COLUMNS, Call, texts
 
 if TYPE_CHECKING:
@@ -21,6 +23,7 @@ if TYPE_CHECKING:
     from virnucpro.report.prediction.summary import ContigLine, Summary
 
 ROWS_AT_FIRST = 50
+_LINEAR = str(Topology.LINEAR)
 _MOST_RECURRING = 1000
 _EXPLAINED = {
     "P(virus)": "the score, to rank by",
@@ -30,6 +33,8 @@ _EXPLAINED = {
     "Viral chunks": "chunks that are viral by their reading frames, of those with an open one",
     "Frame support": "share of its open reading frames with P(virus) above 0.5",
     "Viral regions": "stretches of viral chunks, in contigs of 10 kb or more",
+    "Topology": "whether the ends are exact repeats of each other, as of circular or packaged genomes",
+    "Why": "what the score rests on: a protein of a known genome is no taxonomy",
 }
 
 
@@ -115,8 +120,10 @@ def _columns(summary: Summary) -> list[_Column]:
         ]
     if any(contig.regions for contig in summary.table):
         columns.append(_Column("Viral regions", "regions", "count"))
+    if any(contig.found.topology not in {"", _LINEAR} for contig in summary.table):
+        columns.append(_Column("Topology", "topology", "text"))
     if any(_reason(contig) for contig in summary.table):
-        columns.append(_Column("Reason", "why", "text"))
+        columns.append(_Column("Why", "why", "text"))
     return columns
 
 
@@ -154,7 +161,8 @@ def _shown(column: _Column, row: Mapping[str, str]) -> str:
 
 
 def _reason(contig: ContigLine) -> str:
-    """Return the reason, unless the call already says it."""
+    """Return what the score rests on, or why there is none, unless the call already says it."""
     found = contig.found
     is_between = found.call == Call.UNDECIDED and found.score is not None and found.frames != 0
-    return "" if is_between or found.call in {Call.NO_OPEN_FRAME, Call.TOO_SHORT} else found.reason
+    is_said = is_between or found.call in {Call.NO_OPEN_FRAME, Call.TOO_SHORT}
+    return "; ".join(filter(None, ["" if is_said else found.reason, evidence(found)]))

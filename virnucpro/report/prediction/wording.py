@@ -10,6 +10,7 @@ from virnucpro.store.contig_table import Call
 
 if TYPE_CHECKING:
     from virnucpro.report.prediction.summary import Summary
+    from virnucpro.store.contig_table import ContigCall
 
 
 def lead(summary: Summary) -> str:
@@ -64,6 +65,28 @@ def details(summary: Summary) -> list[str]:
     return sentences
 
 
+def evidence(found: ContigCall) -> str:
+    """Return what the score of a contig rests on, in one sentence; empty where frames decide, or nothing does."""
+    if found.evidence == "none":
+        return "Ambiguous composition, and no known protein is similar"
+    if found.evidence == "composition":
+        return "By composition alone: no known protein is similar"
+    if found.evidence not in {"homology", "both"}:
+        return ""
+    sides = [
+        (bits, f"a {side} protein of {name} ({identity:.0%} identical, {bits:.0f} bits)")
+        for side, name, identity, bits in (
+            ("viral", found.viral_hit, found.viral_identity, found.viral_bits),
+            ("cellular", found.cellular_hit, found.cellular_identity, found.cellular_bits),
+        )
+        if name and identity is not None and bits is not None
+    ]
+    best, *other = [text for _, text in sorted(sides, key=lambda side: -side[0])]
+    also = f", then {other[0]}" if other else ""
+    agrees = "; composition agrees" if found.evidence == "both" else ""
+    return f"Most like {best}{also}{agrees}"
+
+
 def scores(summary: Summary) -> str:
     if summary.has_contig_model:
         return (
@@ -96,7 +119,11 @@ def _of_sample(summary: Summary) -> str:
     known = f"given as {sample.share:.2%}"
     if sample.interval is not None:
         low, high = sample.interval
-        known = f"estimated from their scores as {sample.share:.2%} (95 % interval {low:.2%} to {high:.2%})"
+        known = (
+            f"estimated from their scores as {sample.share:.2%} (95 % interval {low:.2%} to {high:.2%})"
+            if low
+            else f"not above {high:.2%}, perhaps none (95 % interval)"
+        )
     return (
         f"The share of viruses among your {many} is {known}. The posterior is P(virus) for this share; FDR, the "
         "expected share of others among all with this score or a higher one. Both are as good as the calibration."

@@ -16,7 +16,7 @@ import numpy as np
 
 from virnucpro.errors import BadInputError, InputProblem, printable
 from virnucpro.run_layout import PredictionLayout
-from virnucpro.store.contig_table import COLUMNS
+from virnucpro.store.contig_table import COLUMNS, SHORT_COLUMNS
 from virnucpro.store.reader import finished_manifest
 from virnucpro.training.genomes.delimited_tables import DelimitedTable, shown, whole_number
 from virnucpro.training.genomes.labelled_genomes import LABEL_WORDS
@@ -174,7 +174,7 @@ def read_scores(
     if manifest is not None:
         manifest.check_file(path)
         manifest.check_whole(path)
-    table = DelimitedTable(path, unquoted_header=COLUMNS)
+    table = DelimitedTable(path, unquoted_headers=(COLUMNS, SHORT_COLUMNS))
     problems = table.problems
     id_place = table.column(ID_COLUMN if table.is_ours else id_column or ID_COLUMN, "--id-column")
     score_place = table.column(SCORE_COLUMN if table.is_ours else score_column or SCORE_COLUMN, "--score-column")

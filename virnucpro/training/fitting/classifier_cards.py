@@ -14,13 +14,14 @@ import torch
 
 from virnucpro.training.evaluation.strata import FEW_CONTIGS
 from virnucpro.training.fitting.training_fragments import MOST_AMBIGUOUS
+from virnucpro.training.genomes.artificial_genomes import GROUP as ARTIFICIAL
 from virnucpro.training.genomes.genome_split import SPLITS, TEST, TRAIN, training_data_of
 from virnucpro.training.genomes.labelled_genomes import NAMES
 from virnucpro.training.genomes.related import KMER_LIMIT
-from virnucpro.training.training_settings import MEASURED_COVERAGE, TRAINING_COVERAGE
+from virnucpro.training.training_settings import ERROR_SHARE, MEASURED_COVERAGE, TRAINING_COVERAGE
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from collections.abc import Mapping, Sequence
 
     from virnucpro.training.fitting.training_fragments import TrainingFragment
     from virnucpro.training.genomes.genome_split import SplitGenomes
@@ -46,7 +47,9 @@ FRAGMENTS_RULE = (
     "size. Lengths are drawn from {lengths} nt ({weights} to one another); a shorter record gives itself as a whole. "
     f"A genome's letters are used at most {TRAINING_COVERAGE:g} times for training and {MEASURED_COVERAGE:g} times "
     "in the other parts. Augmentation: half of the fragments are reverse complements. "
-    f"Fragments with more than {MOST_AMBIGUOUS:.0%} ambiguous letters are dropped."
+    f"Fragments with more than {MOST_AMBIGUOUS:.0%} ambiguous letters are dropped; {ERROR_SHARE:.0%} of all get errors "
+    f"of sequencing. The group {ARTIFICIAL!r} is made with the seed: random sequences, and shuffled genomes of either "
+    "label. Low complexity is masked."
 )
 FRAMES_RULE = (
     "A fragment is cut into chunks, and its open frames are embedded, as a prediction does it. The frame classifier "
@@ -79,7 +82,7 @@ def worth_of(trained: Trained) -> str:
     by_length = ", ".join(
         f"{stratum['auroc']['value']:.2f} at {which}"
         for which, stratum in evaluation["by_length"].items()
-        if stratum["auroc"] is not None
+        if min(stratum["viral"], stratum["others"]) >= FEW_CONTIGS
     )
     warning = "its labels were shuffled, it knows nothing: " if trained.run.config.asked.shuffle_labels else ""
     num_organisms = len({name for names in organisms_of(trained.split, TEST).values() for name in names})
@@ -91,9 +94,18 @@ def worth_of(trained: Trained) -> str:
     of_groups = f", lowest by group {' and '.join(lowest)}" if lowest else ""
     return (
         f"{name}: {warning}on {overall['contigs']:,} fragments of {num_organisms:,} organisms that did not train it, "
-        f"its AUROC is {overall['auroc']['value']:.2f} ({by_length}){of_groups}; other kinds of genomes were not "
-        "measured"
+        f"its AUROC is {overall['auroc']['value']:.2f} ({by_length}){of_groups}; "
+        f"{_worth_left_out(trained.outcome['groups_left_out'])}"
     )
+
+
+def _worth_left_out(left_out: Mapping[str, Mapping[str, Any]]) -> str:
+    if not left_out:
+        return "other kinds of genomes were not measured"
+    auroc = {group: float(row["auroc"]) for group, row in left_out.items()}
+    worst = min(auroc, key=lambda group: auroc[group])
+    mean = sum(auroc.values()) / len(auroc)
+    return f"of kinds that are left out of training {mean:.2f} in the mean, {auroc[worst]:.2f} for {worst}"
 
 
 def organisms_of(split: SplitGenomes, part: str) -> dict[str, list[str]]:
@@ -184,7 +196,7 @@ def card_values(trained: Trained, *, threshold_rule: str) -> dict[str, Any]:
 def _files(trained: Trained) -> list[dict[str, Any]]:
     run, rows = trained.run, []
     for path, about in zip(run.files, run.manifest.inputs, strict=False):
-        mine = [genome for genome in trained.split.genomes if genome.file == path.name]
+        mine = [genome for genome in trained.split.genomes if genome.file == str(path)]
         rows.append(
             {
                 "file": path.name,

@@ -35,7 +35,7 @@ from virnucpro.models.classifier_files.card import (
     read_card,
 )
 from virnucpro.models.contigs.contig_model import load_contig_model
-from virnucpro.models.contigs.nucleotide_codes import encode
+from virnucpro.models.contigs.nucleotide_codes import masked
 from virnucpro.training.evaluation.metrics import counts_of
 from virnucpro.training.evaluation.strata import evaluate
 from virnucpro.training.evaluation.tables import KnownContigs
@@ -108,7 +108,7 @@ def fit_classifier(run: TrainingRun, split: SplitGenomes, stop: threading.Event 
     genomes, contigs = _records(split.of_part(TRAIN)), _contigs(embedded, further, TRAIN)
     names = genomes.group_names()
     counted = count_kmers(genomes, contigs.group_numbers(names), names, config.contig)
-    proteins, genome_of_protein_N = choose_proteins(genomes, config.contig.seed)
+    proteins = choose_proteins(genomes, config.contig.seed)
     contig_weights, contig_outcome = train_contig_model(
         names,
         proteins,
@@ -119,13 +119,14 @@ def fit_classifier(run: TrainingRun, split: SplitGenomes, stop: threading.Event 
         kinds=(SEQUENCE,) if further else (SEQUENCE, EMBEDDINGS),
         stop=stop,
     )
-    left_out = {}
+    left_out: dict[str, dict[str, Any]] = {}
     if config.asked.leave_groups_out:
         test = _contigs(embedded, [], TEST)
-        group_N = genomes.group_numbers(names)[genome_of_protein_N]
-        left_out = leave_each_group_out(
+        group_N = genomes.group_numbers(names)[proteins.record_N]
+        left_out, homology = leave_each_group_out(
             names, counted, contigs, test, config.contig.trees, (contig_weights.homology, group_N), stop=stop
         )
+        contig_weights = replace(contig_weights, homology=homology)
     weights = save({name: x.contiguous() for name, x in model.state_dict().items() if x.is_floating_point()})
     contig_data = contig_weights.to_bytes()
     card = ClassifierCard(
@@ -253,7 +254,7 @@ def score_fragments(folder: Path, embedded: EmbeddedFragments, chosen_C: BoolArr
     """Return P(virus) of the chosen fragments as a prediction would score them, by the classifier in *folder*."""
     model = load_contig_model(folder, read_card(folder))
     chosen = np.flatnonzero(chosen_C).tolist()
-    codes = [encode(embedded.fragments[number].letters.encode()) for number in chosen]
+    codes = [masked(embedded.fragments[number].letters.encode()) for number in chosen]
     sequence_CS = model.features.of_many(codes)
     p_virus_C = model.probabilities(
         sequence_CS,
@@ -263,7 +264,7 @@ def score_fragments(folder: Path, embedded: EmbeddedFragments, chosen_C: BoolArr
         embedded.chunks_C[chosen_C],
     )
     if model.homology is not None:
-        p_virus_C = model.homology.refined(p_virus_C, codes)
+        p_virus_C = model.homology.judge(p_virus_C, codes).scores
     return p_virus_C.astype(np.float64)
 
 
@@ -286,10 +287,11 @@ def _examples(embedded: EmbeddedFragments, part: str) -> LabelledFrames:
 
 def _records(genomes: Sequence[LabelledGenome]) -> LabelledRecords:
     return LabelledRecords(
-        codes=[encode(genome.letters.encode()) for genome in genomes],
+        codes=[masked(genome.letters.encode()) for genome in genomes],
         is_virus_C=np.array([genome.is_virus for genome in genomes]),
         groups=[genome.group for genome in genomes],
         sources=[genome.source for genome in genomes],
+        names=[f"{one.accession} {one.title.removeprefix(one.accession).strip()}".strip() for one in genomes],
     )
 
 
@@ -303,7 +305,7 @@ def _contigs(embedded: EmbeddedFragments, further: Sequence[TrainingFragment], p
         return np.concatenate([values[mine_C], np.zeros((len(others), *values.shape[1:]), dtype=values.dtype)])
 
     return TrainingContigs(
-        codes=[encode(fragment.letters.encode()) for fragment in fragments],
+        codes=[masked(fragment.letters.encode()) for fragment in fragments],
         is_virus_C=np.array([fragment.is_virus for fragment in fragments]),
         groups=[fragment.group for fragment in fragments],
         sources=[fragment.source for fragment in fragments],

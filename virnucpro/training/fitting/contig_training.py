@@ -48,11 +48,13 @@ class LabelledRecords:
     """Genomes or contigs with their labels."""
 
     codes: Sequence[CodeArray]
-    """Letters of each, as ``virnucpro.models.contigs.nucleotide_codes.encode`` returns them."""
+    """Letters of each, as ``virnucpro.models.contigs.nucleotide_codes.masked`` returns them."""
     is_virus_C: BoolArray
     groups: Sequence[str]
     """Group of each; the same name under another label is another group."""
     sources: Sequence[str]
+    names: Sequence[str] = ()
+    """For readers: accession and organism of each."""
 
     def take(self, numbers: Sequence[int]) -> LabelledRecords:
         return LabelledRecords(
@@ -151,7 +153,7 @@ def train_contig_model(
     homology = None
     if chosen == SEQUENCE:
         scores_C = np.asarray(1 / (1 + np.exp(-log_odds_C / temperature)), dtype=np.float32)
-        homology = fit_homology(proteins, validation.codes, scores_C, validation.is_virus_C, stop=stop)
+        homology = fit_homology(proteins, validation, scores_C, stop=stop)
     weights = ContigWeights(
         log_odds=tables,
         is_viral_G=is_viral_G,

@@ -31,6 +31,8 @@ MOST_AMBIGUOUS = 0.02
 """Largest share of a fragment's letters other than A, C, G and T."""
 _DRAWS_PER_FRAGMENT = 50
 """Attempts per fragment after which a label's genomes count as used up."""
+MOST_ERRORS = (0.05, 0.015, 0.01)
+"""Substitutions, insertions and deletions, and unknown letters of a nucleotide, at most."""
 COLUMNS = ("fragment", "part", "label", "group", "genome", "accession", "start", "end", "strand")
 
 
@@ -44,6 +46,8 @@ class FragmentRules:
     """Group -> relative share of its label's fragments; by default the root of its nucleotides."""
     most_coverage: float
     """A genome's letters are used at most so many times."""
+    error_share: float = 0.0
+    """Of fragments, those that get errors of sequencing."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -83,7 +87,28 @@ def cut_training_fragments(
     as_many = min(map(len, both))
     drawn = [fragment for fragments in both for fragment in fragments[:as_many]]
     order = random.permutation(len(drawn)).tolist()
-    return [replace(drawn[at], name=f"{part}_{number:06d}", part=part) for number, at in enumerate(order, start=1)]
+    fragments = [replace(drawn[at], name=f"{part}_{number:06d}", part=part) for number, at in enumerate(order, start=1)]
+    return [
+        replace(one, letters=with_errors(one.letters, random)) if random.random() < rules.error_share else one
+        for one in fragments
+    ]
+
+
+def with_errors(letters: str, random: np.random.Generator) -> str:
+    """Return the letters with errors of sequencing: substitutions, insertions and deletions, unknown ones, or all."""
+    kind = int(random.integers(len(MOST_ERRORS) + 1))
+    rates = [most * random.random() * (kind in {place, len(MOST_ERRORS)}) for place, most in enumerate(MOST_ERRORS)]
+    codes = np.frombuffer(letters.encode(), dtype=np.uint8).copy()
+    substituted, shifted, unknown = (np.flatnonzero(random.random(len(codes)) < rate) for rate in rates)
+    bases = np.frombuffer(b"ACGT", dtype=np.uint8)
+    codes[substituted] = bases[random.integers(4, size=len(substituted))]
+    codes[unknown] = ord("N")
+    is_deleted = random.random(len(shifted)) < 0.5
+    inserted = shifted[~is_deleted]
+    kept = np.ones(len(codes), dtype=np.bool_)
+    kept[shifted[is_deleted]] = False
+    new = bases[random.integers(4, size=len(inserted))]
+    return np.insert(codes, inserted, new)[np.insert(kept, inserted, True)].tobytes().decode()
 
 
 def group_weights(genomes: Sequence[LabelledGenome], rules: FragmentRules) -> dict[str, float]:

@@ -71,10 +71,10 @@ class DelimitedTable:
     """
     A table that is read once, from its header on.
 
-    *unquoted_header*: columns of our own table, in which a quotation mark is an ordinary character.
+    *unquoted_headers*: columns of our own tables, in which a quotation mark is an ordinary character.
     """
 
-    def __init__(self, path: Path, *, unquoted_header: Sequence[str] = ()) -> None:
+    def __init__(self, path: Path, *, unquoted_headers: Sequence[tuple[str, ...]] = ()) -> None:
         self.path = path
         self.problems = Problems(path)
         self._row_characters = 0
@@ -89,7 +89,7 @@ class DelimitedTable:
         except csv.Error as error:
             self.problems.refuse(1, f"cannot be read as the header of a table ({error})", _SAVE_AGAIN)
         self.columns = [cell.strip().removeprefix("#").strip() for cell in cells]
-        self.is_ours = tuple(self.columns) == tuple(unquoted_header)
+        self.is_ours = tuple(self.columns) in unquoted_headers
         repeated = [name for name, count in Counter(self.columns).items() if name and count > 1]
         if repeated:
             self.problems.refuse(1, f"column {shown(min(repeated))!r} occurs twice", "give every column its own name")

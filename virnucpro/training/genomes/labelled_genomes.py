@@ -18,7 +18,7 @@ from typing import TYPE_CHECKING
 
 from virnucpro.data.fasta import DNA_LETTERS
 from virnucpro.data.index.build import check_readable
-from virnucpro.errors import BadInputError, InputProblem
+from virnucpro.errors import BadInputError, InputProblem, printable
 from virnucpro.training.genomes.delimited_tables import DelimitedTable, shown
 from virnucpro.training.genomes.records import Genome, organism_of, read_records, source_of
 
@@ -39,6 +39,7 @@ NAMES = {True: VIRUS, False: NONVIRAL}
 """By whether something is viral."""
 SUFFIXES = (".fa", ".fas", ".fasta", ".fna", ".ffn", ".fsa")
 """Suffixes of FASTA files in a folder; each may be followed by .gz."""
+_TITLE_CHARACTERS = 60
 _SUFFIX = re.compile(rf"({'|'.join(map(re.escape, SUFFIXES))})?(\.gz)?$", re.IGNORECASE)
 _OTHER_LETTER = re.compile(f"[^{DNA_LETTERS.decode()}]")
 NAME_RULE = (
@@ -89,6 +90,8 @@ class LabelledGenome(Genome):
 
     group: str
     is_virus: bool
+    title: str = ""
+    """For readers: the organism, or else how its header begins."""
 
 
 @dataclass(frozen=True)
@@ -188,14 +191,16 @@ def _raise_if_any(problems: list[InputProblem]) -> None:
 
 
 def _labelled(record: Record, label: Label, path: Path) -> LabelledGenome:
+    organism = organism_of(record.description)
     return LabelledGenome(
         accession=record.accession,
         source=label.genome or source_of(record),
         letters=record.letters,
-        file=path.name,
+        file=str(path),
         group=label.group,
         is_virus=label.is_virus,
-        organism="" if label.genome else organism_of(record.description),
+        organism="" if label.genome else organism,
+        title=organism or printable(record.description[:_TITLE_CHARACTERS]),
     )
 
 

@@ -14,6 +14,7 @@ process VIRNUCPRO_PREDICT {
     tuple val(meta), path("${prefix}/contigs.tsv"), emit: calls
     tuple val(meta), path("${prefix}/viral.fasta"), emit: viral
     tuple val(meta), path("${prefix}/viral_regions.bed"), emit: regions
+    tuple val(meta), path("${prefix}/viral_regions.fasta"), emit: region_sequences
     tuple val(meta), path("${prefix}/report.html"), emit: report
     tuple val(meta), path("${prefix}/virnucpro_mqc.json"), emit: multiqc
     tuple val("${task.process}"), val('virnucpro'), eval("virnucpro --version | sed 's/virnucpro //'"), topic: versions, emit: versions_virnucpro
@@ -37,6 +38,6 @@ process VIRNUCPRO_PREDICT {
     prefix = task.ext.prefix ?: "${meta.id}"
     """
     mkdir ${prefix}
-    touch ${prefix}/{contigs.tsv,viral.fasta,viral_regions.bed,report.html,virnucpro_mqc.json}
+    touch ${prefix}/{contigs.tsv,viral.fasta,viral_regions.{bed,fasta},report.html,virnucpro_mqc.json}
     """
 }
