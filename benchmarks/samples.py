@@ -32,7 +32,7 @@ from virnucpro import predict_fasta
 from virnucpro.calls.sample_prior import call_limits, count_scores, estimate_prior
 from virnucpro.choices import DEFAULT_CLASSIFIER
 from virnucpro.models.classifier_files.card import CARD_NAME, locate_classifier
-from virnucpro.store.contig_table import read_contig_calls
+from virnucpro.store.contig_table import Call, read_contig_calls
 from virnucpro.training.evaluation.tables import read_truth
 from virnucpro.training.genomes.artificial_genomes import shuffled
 from virnucpro.training.genomes.labelled_genomes import read_labelled
@@ -70,11 +70,15 @@ def main() -> None:
     changes, is_virus = changed(asked.data / "genomes", random)
     contigs |= changes
     with tempfile.TemporaryDirectory() as scratch:
-        scores = scored(contigs, asked.classifier, asked.work or Path(scratch))
+        scores, few = scored(contigs, asked.classifier, asked.work or Path(scratch))
     report: dict[str, Any] = {"machine": machine("numpy", "virnucpro"), "classifier": card["name"]}
     report["left_out"] = [path.name for path in asked.left_out]
     kinds = scores.keys() - {"virus", *changes}
-    report["virus_free"] = {kind: free(scores[kind], card["threshold"]) for kind in scores if kind in kinds}
+    report["virus_free"] = {
+        kind: free(scores[kind], card["threshold"]) | {"in_few": round(float(np.mean(few[kind])), 4)}
+        for kind in scores
+        if kind in kinds
+    }
     for kind, row in report["virus_free"].items():
         print(f"| {kind} | " + " | ".join(str(value) for value in row.values()) + " |")
     hosts = {"bacteria": scores["bacteria"]}
@@ -182,18 +186,21 @@ def made(natural: Sequence[str], cellular: Sequence[str], random: np.random.Gene
     }
 
 
-def scored(contigs: dict[str, list[str]], classifier: str, work: Path) -> dict[str, FloatArray]:
-    """Return the scores of each kind, float32 (contigs,); NaN: undecided."""
+def scored(
+    contigs: dict[str, list[str]], classifier: str, work: Path
+) -> tuple[dict[str, FloatArray], dict[str, list[bool]]]:
+    """Return the scores of each kind, float32 (contigs,), NaN: none; and which are viral in samples of few contigs."""
     work.mkdir(parents=True, exist_ok=True)
     fasta = work / "contigs.fasta"
     names = {f"{place}.{number}": kind for place, kind in enumerate(contigs) for number in range(len(contigs[kind]))}
     letters = [one for of_kind in contigs.values() for one in of_kind]
     fasta.write_text("".join(f">{name}\n{one}\n" for name, one in zip(names, letters, strict=True)))
     predict_fasta(fasta, work / "out", classifier=classifier, prior="off", genes="none")
-    scores = defaultdict(list)
+    scores, few = defaultdict(list), defaultdict(list)
     for call in read_contig_calls(work / "out" / "contigs.tsv"):
         scores[names[call.contig]].append(np.nan if call.score is None else call.score)
-    return {kind: np.array(of_kind, dtype=np.float32) for kind, of_kind in scores.items()}
+        few[names[call.contig]].append(call.call is Call.VIRUS)
+    return {kind: np.array(of_kind, dtype=np.float32) for kind, of_kind in scores.items()}, few
 
 
 def free(scores: FloatArray, threshold: float) -> dict[str, Any]:

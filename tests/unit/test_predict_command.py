@@ -167,6 +167,16 @@ def test_regions_do_not_depend_on_the_threshold_of_calls(tmp_path, examples_dir)
     assert len(regions[0].splitlines()) > 1
 
 
+def test_without_evidence_a_contig_is_called_only_where_the_share_of_viruses_is_known(tmp_path, examples_dir):
+    reason, found = "ambiguous composition, and no known protein is similar", {}
+    for name, prior in (("unknown", "auto"), ("known", "0.5")):
+        assert run("predict", examples_dir / "contigs.fasta", "-o", tmp_path / name, "--prior", prior).code == 0
+        calls = read_contig_calls(tmp_path / name / "contigs.tsv")
+        found[name] = {(call.call, call.reason) for call in calls if call.evidence == "none"}
+    assert found["unknown"] == {("undecided", reason)}
+    assert {call for call, _ in found["known"]} == {"virus", "not virus"}
+
+
 def test_by_default_nothing_is_embedded_and_the_scores_are_the_same(tmp_path, contigs):
     done = run("predict", contigs, "-o", tmp_path / "out", "--devices", "cpu")
     assert done.code == 0, done.err

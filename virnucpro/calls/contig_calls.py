@@ -52,6 +52,8 @@ if TYPE_CHECKING:
 
 TOO_LITTLE = "low complexity or ambiguous nucleotides: too little is left to score"
 """Reason of a contig without a score by composition."""
+NO_EVIDENCE = "ambiguous composition, and no known protein is similar"
+"""Reason of a contig without evidence, where the share of viruses does not say how much its score is worth."""
 BY_SEQUENCE = "by sequence"
 """Key of the count of embedded contigs with a score but no open frame."""
 ESCAPED_IDS = "escaped ids"
@@ -119,6 +121,8 @@ class CallRules:
     """Whether that model reads composition alone, so that its evidence is the embedded contigs', too."""
     reads_embeddings: bool
     """Whether it reads the embeddings of their frames."""
+    searches_proteins: bool
+    """Whether contigs are compared with known proteins."""
     quarantined: Mapping[int, tuple[str, int]] = field(default_factory=dict)
     """Number in the input of each contig whose composition is not computed -> failure class, processes that tried."""
 
@@ -261,7 +265,8 @@ def _calls(batch: ContigBatch, scores: FloatArray, by_model: ScoresOfBatch, rule
     columns["frame_support"] = [
         round(viral / of, 3) if of else None for viral, of in zip(columns["viral_frames"], scored, strict=True)
     ]
-    decided = map(partial(_call_and_reason, rules), columns["chunks"], embedded, frames, scored, of_contigs)
+    rests_on = (columns[name] for name in ("chunks", "embedded", "frames", "evidence"))
+    decided = map(partial(_call_and_reason, rules), *rests_on, scored, of_contigs)
     columns["call"], columns["reason"] = zip(*decided, strict=True)
     for name in _OF_FRAMES:
         columns[name] = [number if one else None for number, one in zip(columns[name], embedded, strict=True)]
@@ -305,7 +310,7 @@ def _rounded(numbers: DoubleArray, digits: int) -> list[float | None]:
 
 
 def _call_and_reason(
-    rules: CallRules, chunks: int, embedded: bool, frames: int, scored: int, score: float | None
+    rules: CallRules, chunks: int, embedded: bool, frames: int, evidence: str, scored: int, score: float | None
 ) -> tuple[Call, str]:
     """Return the call, and the reason for none or what its score lacks."""
     if not chunks:
@@ -316,6 +321,8 @@ def _call_and_reason(
         return Call.NO_OPEN_FRAME, "every frame of every chunk has a stop codon or no codon of A, C, G and T"
     if score is None:
         return Call.UNDECIDED, "none of its frames could be embedded: see failed_sequences.tsv"
+    if evidence == "none" and rules.searches_proteins and rules.sample is None:
+        return Call.UNDECIDED, NO_EVIDENCE
     rests_on = _what_is_missing(frames, scored) if rules.reads_embeddings and embedded else ""
     limits = rules.limits
     if score >= limits.virus_from:

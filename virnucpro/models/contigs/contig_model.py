@@ -238,7 +238,7 @@ class CompositionModel:
     folder: Path
     card: ClassifierCard
     searches_proteins: bool = False
-    """Whether it refines scores by homology to known proteins."""
+    """Whether it compares contigs with known proteins."""
 
     @classmethod
     def of(cls, folder: Path, card: ClassifierCard) -> CompositionModel | None:

@@ -324,6 +324,7 @@ def _call_rules(run: PredictionRun, order: FrameOrder) -> CallRules:
         has_contig_model=config.card.contig_model is not None,
         is_by_composition=config.is_by_composition,
         reads_embeddings=config.reads_embeddings,
+        searches_proteins=config.composition is not None and config.composition.searches_proteins,
         quarantined=run.unscored(),
     )
 
