@@ -28,7 +28,7 @@ SCRAPE_INTERVAL = "250ms"
 LIMIT_S = 240.0
 CONFIG = REPOSITORY / "deployments" / "observability" / "prometheus.yml"
 TARGETS = "/var/lib/virnucpro/targets"
-CONTIGS = 4_000
+CONTIGS = 10_000
 """Enough for some seconds of two fast workers."""
 PREDICT = ("virnucpro", "predict", "--devices", "cpu", "--workers", "2", "--metrics-port", "0", "--json")
 EMBED = ("virnucpro", "embed", "--devices", "cpu", "--workers", "2", "--metrics-port", "0", "--json")

@@ -9,7 +9,7 @@ import sys
 import pytest
 
 from tests.made_prediction import FINGERPRINT, Contig, make_prediction
-from virnucpro.store.contig_table import Call, ContigCall, ContigTable
+from virnucpro.store.contig_table import UNSCORED, Call, ContigTable
 
 pytestmark = [pytest.mark.slow, pytest.mark.long]
 
@@ -32,7 +32,7 @@ def call_of(number):
     is_open = number % 100 != 99
     score = round(score, 7) if is_open else None
     call = Call.NO_OPEN_FRAME if score is None else Call.VIRUS if score >= 0.5 else Call.NOT_VIRUS
-    return ContigCall(
+    return UNSCORED._replace(
         contig=f"contig_{number:07}",
         length=400 + 7919 * number % 9000,
         chunks=4,
@@ -43,8 +43,6 @@ def call_of(number):
         viral_frames=3 if is_open else 0,
         frame_support=0.5 if is_open else None,
         score=score,
-        posterior=None,
-        fdr=None,
         max_score=score,
         call=call,
         reason="" if is_open else "every reading frame of every chunk holds a stop codon",
