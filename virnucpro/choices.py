@@ -45,7 +45,7 @@ LARGE_INPUT_NT = 10**9
 CASCADE_AUTO, CASCADE_OFF = "auto", "off"
 LEAST_PRIOR_CONTIGS = 200
 """Contigs with a score from which the share of viruses is estimated: from there on its estimates spread by some 0.02,
-which is less than faults of calibration add (``benchmarks/sample_prior.py``)."""
+which is less than faults of calibration add (``benchmarks/sample_prior.py`` at commit 96cc9ad)."""
 KERNEL_SEPARATOR = " + "
 """Between the names of attention kernels, where a run's devices have several."""
 SPECIAL_TOKENS = 2

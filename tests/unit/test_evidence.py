@@ -57,8 +57,8 @@ def test_contigs_that_were_not_searched_have_no_hits():
 @pytest.mark.parametrize(
     ("changes", "expected"),
     [
-        ({"evidence": "none"}, "Ambiguous composition, and no known protein is similar"),
-        ({"evidence": "composition"}, "By composition alone: no known protein is similar"),
+        ({"evidence": "none"}, "By composition alone, which is ambiguous"),
+        ({"evidence": "composition"}, "By composition alone"),
         (
             {"evidence": "both", "viral_hit": RECORDS[0], "viral_identity": 0.514, "viral_bits": 99.7},
             "Most like a viral protein of NC_1 a phage (51% identical, 100 bits); composition agrees",

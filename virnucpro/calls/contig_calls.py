@@ -59,7 +59,7 @@ BY_SEQUENCE = "by sequence"
 ESCAPED_IDS = "escaped ids"
 """Key of the count of contigs whose id tracks escape."""
 BY_COMPOSITION = "viral by composition"
-"""Key of the count of viral contigs that no known protein is similar to."""
+"""Key of the count of viral contigs without a hit."""
 
 _OF_FRAMES = ("open_chunks", "viral_chunks", "frames", "viral_frames")
 """Columns that are unknown of a contig that is not embedded."""

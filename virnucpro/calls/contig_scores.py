@@ -26,7 +26,7 @@ from virnucpro.calls.topology import ContigEnds, Topology
 from virnucpro.calls.viral_regions import LONG_CONTIG_NT
 from virnucpro.data.frames import NucleotideWindow, chunk_bounds, chunks_per_contig, stream_nucleotides
 from virnucpro.errors import StoppedError
-from virnucpro.models.contigs.homology import SEARCHED_NT, is_searched
+from virnucpro.models.contigs.homology import SEARCHED_NT, apart, is_searched
 from virnucpro.models.contigs.nucleotide_codes import OTHER, masked
 from virnucpro.models.contigs.sequence_features import TABLES
 
@@ -179,8 +179,7 @@ def _searched(window: NucleotideWindow, first_nt: int, length_nt: int) -> ByteAr
     if length_nt <= SEARCHED_NT:
         return masked(window.read(first_nt, length_nt).upper())
     half = SEARCHED_NT // 2
-    ends = [masked(window.read(first_nt + at, half).upper()) for at in (0, length_nt - half)]
-    return np.concatenate([ends[0], np.full(2, OTHER, dtype=np.uint8), ends[1]])
+    return apart(*(masked(window.read(first_nt + at, half).upper()) for at in (0, length_nt - half)))
 
 
 def _with_chunks(index: SequenceIndex, contigs: range, min_nt: int) -> IntArray:

@@ -103,7 +103,12 @@ def ends_of(codes_L: CodeArray) -> CodeArray:
     if len(codes_L) <= SEARCHED_NT:
         return codes_L
     half = SEARCHED_NT // 2
-    return np.concatenate([codes_L[:half], np.full(2, OTHER, dtype=np.uint8), codes_L[-half:]])
+    return apart(codes_L[:half], codes_L[-half:])
+
+
+def apart(first_L: CodeArray, last_L: CodeArray) -> CodeArray:
+    """Return two ends of a contig as one, with nothing that reaches from one into the other."""
+    return np.concatenate([first_L, np.full(2, OTHER, dtype=np.uint8), last_L])
 
 
 def inputs(scores_C: FloatArray, codes: Sequence[CodeArray], hits: Hits) -> tuple[BoolArray, DoubleArray, DoubleArray]:

@@ -229,7 +229,7 @@ def _notes(counts: Mapping[str, int], sequences: str, *, chunk_nt: int, min_nt: 
         "short_for_classifier": f"{{are}} shorter than {chunk_nt / 2:g} nt: calls of this length are unreliable",
         "no_open_frame": "without an open frame {were} not scored",
         "searched": "{were} compared with known viral and cellular proteins",
-        "viral_by_composition": "{are} called viral by composition alone: no known protein is similar",
+        "viral_by_composition": "{are} called viral by composition alone",
         "by_sequence": "without an open frame {were} scored by composition alone",
         "escaped_ids": "whose id begins like a control line of tracks: its first character is written as %XX there",
         "missing_frames": "{were} not embedded (listed in failed_sequences.tsv)",

@@ -68,9 +68,9 @@ def details(summary: Summary) -> list[str]:
 def evidence(found: ContigCall) -> str:
     """Return what the score of a contig rests on, in one sentence; empty where frames decide, or nothing does."""
     if found.evidence == "none":
-        return "Ambiguous composition, and no known protein is similar"
+        return "By composition alone, which is ambiguous"
     if found.evidence == "composition":
-        return "By composition alone: no known protein is similar"
+        return "By composition alone"
     if found.evidence not in {"homology", "both"}:
         return ""
     sides = [
