@@ -1,9 +1,15 @@
-"""Write docs/settings.md, the table of every setting, from virnucpro/settings.py: python -m tools.settings_page."""
+"""
+Write what is made from virnucpro/settings.py: python -m tools.settings_page.
+
+docs/settings.md is the table of every setting; virnucpro/keywords.py is their types, for mypy and for editors.
+"""
 
 from __future__ import annotations
 
+import typing
 from pathlib import Path
 
+from virnucpro.choices import Choice
 from virnucpro.knobs import Setting, settings_of
 from virnucpro.settings import EmbeddingSettings, PredictionSettings, RunSettings
 from virnucpro.training.training_knobs import TrainingSettings
@@ -14,6 +20,17 @@ KINDS: dict[str, type[RunSettings]] = {
     "predict": PredictionSettings,
     "train": TrainingSettings,
 }
+KEYWORDS = PAGE.parents[1] / "virnucpro" / "keywords.py"
+KEYWORDS_HEAD = '''"""Types of the settings as keywords, for mypy and editors; made by python -m tools.settings_page."""
+
+from collections.abc import Sequence
+from os import PathLike
+from typing import Literal, TypedDict
+
+from virnucpro.choices import (
+CHOICES)
+
+'''
 HEAD = """# Settings
 
 Every setting of a run: as an option of the command, as an argument of `embed_fasta` and `predict_fasta`, and as a field
@@ -56,5 +73,52 @@ def page() -> str:
     return f"{HEAD}\n" + "\n".join(lines) + "\n"
 
 
+def type_of(setting: Setting) -> str:
+    """Return the type that a keyword takes, as text."""
+    annotation, auto = setting.info.annotation, setting.knob.auto
+    is_list = typing.get_origin(annotation) is list
+    kind = typing.get_args(annotation)[0] if is_list else annotation
+    if isinstance(kind, type) and issubclass(kind, Choice):
+        words = ", ".join(f'"{word}"' for word in kind)
+        text = f"{kind.__name__} | Literal[{words}]"
+    elif kind is str:
+        text = "str | PathLike[str]" if {"PATH", "DIR"} & set((setting.knob.metavar or "").split("|")) else "str"
+    elif kind in {int, float, bool}:
+        text = kind.__name__
+    else:
+        text = str(kind).replace("typing.", "")
+    text = f"Sequence[{text}]" if is_list else text
+    return f"{text} | None" if auto and "None" not in text else text
+
+
+def keywords() -> str:
+    """Return the module of types."""
+    choices = sorted(
+        {name for kind in (EmbeddingSettings, PredictionSettings) for name in choice_names(kind)}, key=str.lower
+    )
+    head = KEYWORDS_HEAD.replace("CHOICES", "".join(f"    {name},\n" for name in choices))
+    common = {setting.argument: type_of(setting) for setting in settings_of(RunSettings, face="library")}
+    lines = [head, *keyword_class("RunKeywords(TypedDict, total=False)", "of every run", common)]
+    for name, kind in (("EmbeddingKeywords", EmbeddingSettings), ("PredictionKeywords", PredictionSettings)):
+        found = {setting.argument: type_of(setting) for setting in settings_of(kind, face="library")}
+        own = {argument: text for argument, text in found.items() if argument not in common}
+        what = "`embed_fasta`" if kind is EmbeddingSettings else "`predict_fasta`"
+        lines += ["", "", *keyword_class(f"{name}(RunKeywords, total=False)", f"of {what}", own)]
+    return "\n".join(lines) + "\n"
+
+
+def choice_names(kind: type[RunSettings]) -> set[str]:
+    """Return the names of the enumerations among the settings."""
+    found = {type_of(setting) for setting in settings_of(kind, face="library")}
+    return {text.partition(" | Literal[")[0].rpartition("[")[2] for text in found if " | Literal[" in text}
+
+
+def keyword_class(head: str, what: str, types: dict[str, str]) -> list[str]:
+    """Return a class of types as lines."""
+    docstring = f'    """Settings {what}."""'.replace("`", "``")
+    return [f"class {head}:", docstring, "", *(f"    {argument}: {text}" for argument, text in types.items())]
+
+
 if __name__ == "__main__":
     PAGE.write_text(page())
+    KEYWORDS.write_text(keywords())

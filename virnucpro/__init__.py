@@ -1,5 +1,5 @@
 """
-VirNucPro tells which contigs or reads of a metagenome are viral.
+VirNucPro tells which contigs or reads of a metagenome are viral, and embeds proteins and DNA on every GPU.
 
     import virnucpro
 
@@ -10,6 +10,7 @@ VirNucPro tells which contigs or reads of a metagenome are viral.
     embeddings = virnucpro.embed_fasta("proteins.fasta", "out")
     embeddings = virnucpro.read_embeddings("out")
     embeddings["sp|P12345|AATM_RABIT"]   # float32 (width,)
+    rows = virnucpro.embed_sequences(["MSLVKDPRV", "MKKIAF"])   # float32 (2, width)
 
 Names are looked up when they are first used, so that ``import virnucpro`` costs nothing in a worker.
 """
@@ -20,7 +21,7 @@ import importlib
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
-    from virnucpro.api import embed_fasta, predict_fasta
+    from virnucpro.api import embed_fasta, embed_sequences, predict_fasta
     from virnucpro.store.contig_table import ContigCall
     from virnucpro.store.reader import Embeddings, Prediction, read_embeddings, read_prediction
 
@@ -31,6 +32,7 @@ __all__ = [
     "Embeddings",
     "Prediction",
     "embed_fasta",
+    "embed_sequences",
     "predict_fasta",
     "read_embeddings",
     "read_prediction",
@@ -41,6 +43,7 @@ _HOMES = {
     "Embeddings": "virnucpro.store.reader",
     "Prediction": "virnucpro.store.reader",
     "embed_fasta": "virnucpro.api",
+    "embed_sequences": "virnucpro.api",
     "predict_fasta": "virnucpro.api",
     "read_embeddings": "virnucpro.store.reader",
     "read_prediction": "virnucpro.store.reader",

@@ -3,22 +3,21 @@
 from __future__ import annotations
 
 import inspect
-import logging
-import sys
 import threading
+from collections.abc import Callable, Mapping
 from contextlib import contextmanager
-from os import PathLike
-from typing import TYPE_CHECKING, Any
-
-import structlog
+from pathlib import Path
+from tempfile import TemporaryDirectory
+from typing import TYPE_CHECKING, Any, TypeVar
 
 from virnucpro.config import RunLimits
 from virnucpro.data.index.build import check_readable
 from virnucpro.errors import StoppedError, TimeLimitError
 from virnucpro.knobs import from_flat, settings_of
 from virnucpro.models.configuration import configure_model
+from virnucpro.pipeline.gpu_coordinator import warnings_to_stderr
 from virnucpro.pipeline.hardware.device_claim import claim_for, devices_for
-from virnucpro.pipeline.multi_gpu_inference import run_embedding
+from virnucpro.pipeline.multi_gpu_inference import listed, run_embedding
 from virnucpro.pipeline.prediction.prediction import run_prediction
 from virnucpro.pipeline.prediction.settings import configure_prediction
 from virnucpro.report.prediction.page import write_report
@@ -30,19 +29,23 @@ from virnucpro.telemetry.run_telemetry import RunTelemetry
 from virnucpro.telemetry.show.progress import QuietView
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator, Sequence
-    from pathlib import Path
+    from collections.abc import Iterator, Sequence
+    from typing import Unpack
 
+    from virnucpro.arrays import FloatArray
+    from virnucpro.keywords import EmbeddingKeywords, PredictionKeywords
     from virnucpro.settings import RunSettings
+
+Function = TypeVar("Function", bound=Callable[..., Any])
 
 _UNSET: tuple[object, ...] = (0, "", [])
 """Defaults that stand for something that is found out: None says so more plainly."""
 
 
-def _documented(kind: type[RunSettings]) -> Callable[[Callable[..., Any]], Callable[..., Any]]:
+def _documented(kind: type[RunSettings]) -> Callable[[Function], Function]:
     """Give a function that takes settings as keywords their signature, and their help in its docstring."""
 
-    def decorate(function: Callable[..., Any]) -> Callable[..., Any]:
+    def decorate(function: Function) -> Function:
         settings = settings_of(kind, face="library")
         own = inspect.signature(function)
         keywords, lines = [], []
@@ -65,7 +68,9 @@ def _documented(kind: type[RunSettings]) -> Callable[[Callable[..., Any]], Calla
 
 
 @_documented(EmbeddingSettings)
-def embed_fasta(fasta_files: str | Path | Sequence[str | Path], output_dir: str | Path, **settings: Any) -> Embeddings:
+def embed_fasta(
+    fasta_files: str | Path | Sequence[str | Path], output_dir: str | Path, **settings: Unpack[EmbeddingKeywords]
+) -> Embeddings:
     """
     Embed every sequence of FASTA files; starting again in the same folder continues what is missing.
 
@@ -87,8 +92,8 @@ def embed_fasta(fasta_files: str | Path | Sequence[str | Path], output_dir: str 
         OutputError: Something cannot be written.
     """
     asked = from_flat(EmbeddingSettings, settings)
-    _log_to_stderr()
-    files = _listed(fasta_files)
+    warnings_to_stderr()
+    files = listed(fasta_files)
     check_readable(files)
     require_form(asked.result.form)
     workers = asked.hardware.workers or None
@@ -111,9 +116,35 @@ def embed_fasta(fasta_files: str | Path | Sequence[str | Path], output_dir: str 
     return read_embeddings(output_dir)
 
 
+def embed_sequences(sequences: Mapping[str, str] | Sequence[str], **settings: Unpack[EmbeddingKeywords]) -> FloatArray:
+    """
+    Embed sequences in memory, without a folder that is kept.
+
+    Args:
+        sequences: Proteins or DNA, as the model takes; of a mapping the values.
+        settings: Those of ``embed_fasta``.
+
+    Returns:
+        One row a sequence, in their order: float32 (num_sequences, hidden_dim).
+
+    Raises:
+        BadInputError: A sequence cannot be used; named by its number, from 0.
+        TypeError: One text, not a list of texts.
+        ConfigurationError, WorkersFailedError, TimeLimitError, OutputError: As ``embed_fasta``.
+    """
+    if isinstance(sequences, str):
+        raise TypeError("give a list of sequences, not one text")
+    texts = ["".join(text.split()) for text in (sequences.values() if isinstance(sequences, Mapping) else sequences)]
+    with TemporaryDirectory(prefix="virnucpro_") as folder:
+        fasta = Path(folder, "sequences.fasta")
+        fasta.write_text("".join(f">{number}\n{text}\n" for number, text in enumerate(texts)))
+        with embed_fasta(fasta, Path(folder, "out"), **settings) as rows:
+            return rows.to_numpy(map(str, range(len(texts))))
+
+
 @_documented(PredictionSettings)
 def predict_fasta(
-    input_files: str | Path | Sequence[str | Path], output_dir: str | Path, **settings: Any
+    input_files: str | Path | Sequence[str | Path], output_dir: str | Path, **settings: Unpack[PredictionKeywords]
 ) -> Prediction:
     """
     Classify each contig as viral or not; starting again in the same folder continues what is missing.
@@ -135,8 +166,8 @@ def predict_fasta(
         OutputError: Something cannot be written.
     """
     asked = from_flat(PredictionSettings, settings)
-    _log_to_stderr()
-    files = _listed(input_files)
+    warnings_to_stderr()
+    files = listed(input_files)
     check_readable(files)
     workers = asked.hardware.workers or None
     claim = claim_for(asked.hardware)
@@ -177,15 +208,3 @@ def _run_of(settings: RunSettings) -> Iterator[dict[str, Any]]:
         raise TimeLimitError(minutes) from None
     finally:
         clock.cancel()
-
-
-def _listed(files: str | Path | Sequence[str | Path]) -> list[str | Path]:
-    return [files] if isinstance(files, str | PathLike) else list(files)
-
-
-def _log_to_stderr() -> None:
-    if not structlog.is_configured():  # its default prints to standard output, which is the caller's
-        structlog.configure(
-            logger_factory=structlog.PrintLoggerFactory(sys.stderr),
-            wrapper_class=structlog.make_filtering_bound_logger(logging.WARNING),
-        )

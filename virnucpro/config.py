@@ -13,7 +13,7 @@ import json
 import os
 from dataclasses import dataclass, field
 from functools import partial
-from importlib.metadata import version
+from importlib.metadata import PackageNotFoundError, version
 from typing import TYPE_CHECKING, Self
 
 from virnucpro.allowed_roots import DATA_ROOTS
@@ -212,7 +212,15 @@ class RunLimits:
 
 def computing_versions() -> dict[str, str]:
     """Return the versions that decide the last bits of a row; rows of other versions are not continued."""
-    return {"torch version": version("torch"), "virnucpro version": version("virnucpro")}
+    return {"torch version": torch_version(), "virnucpro version": version("virnucpro")}
+
+
+def torch_version() -> str:
+    """Return the version of torch; "none" where it is not installed, as contigs are scored without it."""
+    try:
+        return version("torch")
+    except PackageNotFoundError:
+        return "none"
 
 
 def fingerprint(values: object) -> str:

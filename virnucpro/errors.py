@@ -399,6 +399,8 @@ class TimeLimitError(StoppedError):
 _OF_MEMORY = re.compile(r"an(?:no|')t allocate memory|failed to map segment|can't start new thread|bad_alloc")
 """What the loader, torch and Python say of memory, in errors that have no number."""
 _OF_HDF5 = re.compile(r"(?:filename = '([^']*)'.*?)?errno = (\d+)", re.DOTALL)
+_PACKAGES = {name: name for name in ("lightgbm", "prefect", "scipy", "tokenizers", "torch")} | {"esm": "fair-esm"}
+"""What a light installation lacks (packaging/light-requirements.txt): module -> package."""
 _LIMITS = (errno.EMFILE, errno.ENFILE)
 _FULL = {errno.ENOSPC, errno.EDQUOT}
 _DISK = {errno.EIO, errno.EROFS, errno.EFBIG, errno.EACCES, errno.EPERM, errno.ENOLCK, errno.ESTALE, errno.ENODEV}
@@ -444,6 +446,9 @@ def of_surroundings(error: BaseException, place: str | Path = "") -> Surrounding
         said = str(cause).strip().rpartition("\n")[2] or type(cause).__name__
         remedy = "allow more memory (ulimit -v, the job's limit), or use fewer --workers and --threads"
         return SurroundingsError(path or place, f"out of memory ({said})", remedy, ExitCode.CONFIGURATION)
+    if isinstance(cause, ModuleNotFoundError) and (missing := (cause.name or "").partition(".")[0]) in _PACKAGES:
+        remedy = f"install it (pip install {_PACKAGES[missing]}), or all of virnucpro's dependencies"
+        return SurroundingsError("", f"{missing} is not installed here", remedy, ExitCode.CONFIGURATION)
     what = os.strerror(number or 0)
     if number in _LIMITS:
         return SurroundingsError(path or place, what, "raise ulimit -n", ExitCode.CONFIGURATION)

@@ -348,7 +348,7 @@ def test_functions_that_another_process_cannot_import_are_refused(tmp_path):
     in_main = type(local)(local.__code__, {}, "worker")
     in_main.__module__ = "__main__"
     in_main.__qualname__ = "worker"
-    with pytest.raises(ConfigurationError, match="is defined in __main__: move it into a module"):
+    with pytest.raises(ConfigurationError, match="is not in a script: move it into a module"):
         cpu_coordinator(1, tmp_path).spawn_workers(in_main, ())
 
 

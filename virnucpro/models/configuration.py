@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from importlib.util import find_spec
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -29,6 +30,8 @@ def configure_model(
 
     *device_type* is ``cpu`` or ``cuda``; errors are those of ``resolve_model``.
     """
+    if find_spec("torch") is None:  # a light installation: said before workers are started
+        raise ModuleNotFoundError("No module named 'torch'", name="torch")
     folders = settings.cache
     weights_dir = Path(folders.weights_dir) if folders.weights_dir else None
     resolved = resolve_model(settings.model, weights_dir=weights_dir, on_download=on_download)

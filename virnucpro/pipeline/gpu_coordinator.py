@@ -7,8 +7,10 @@ a process does, and whether another one follows, is decided by the policy.
 
 from __future__ import annotations
 
+import logging
 import multiprocessing
 import queue
+import sys
 import threading
 import time
 from typing import TYPE_CHECKING, Any, Self
@@ -79,6 +81,7 @@ class GPUProcessCoordinator:
             )
         if world_size < 1:
             raise ConfigurationError(f"world_size is {world_size}: it must be at least 1")
+        warnings_to_stderr()
         self.world_size = world_size
         self.output_dir = output_dir
         self.devices = list(devices_for_ranks(world_size) if devices is None else devices)
@@ -102,15 +105,15 @@ class GPUProcessCoordinator:
         Start ranks; returns when each process has been started or has failed to.
 
         Args:
-            worker_fn: ``(rank, world_size, results_queue, *worker_args)``, of an importable module.
+            worker_fn: ``(rank, world_size, results_queue, *worker_args)``, of an importable module or of a script whose
+                own work stands under ``if __name__ == "__main__":``. It reports with ``results_queue.put(dict)``.
             worker_args: Passed on; must pickle.
             ranks: Which; by default all. May be called again for ranks that have ended: what they did adds up.
 
         Raises:
-            ConfigurationError: *worker_fn* is defined in ``__main__`` or inside a function, or a worker of before
-                has not ended.
+            ConfigurationError: *worker_fn* is defined inside a function or a notebook, or an earlier worker still runs.
         """
-        importable_name(worker_fn)
+        worker_fn = ":".join(importable_name(worker_fn))
         if any(thread.is_alive() for thread in self._threads.values()):
             raise ConfigurationError("workers of this coordinator are running: wait for them, or make another one")
         launched = {rank: threading.Event() for rank in (range(self.world_size) if ranks is None else ranks)}
@@ -213,3 +216,12 @@ class GPUProcessCoordinator:
             self.results_queue.put(message)
         if self._on_message is not None:
             self._on_message(rank, message)
+
+
+def warnings_to_stderr() -> None:
+    """Log warnings to standard error, unless the caller configured structlog: standard output is the caller's."""
+    if not structlog.is_configured():
+        structlog.configure(
+            logger_factory=structlog.PrintLoggerFactory(sys.stderr),
+            wrapper_class=structlog.make_filtering_bound_logger(logging.WARNING),
+        )

@@ -8,18 +8,22 @@ what does the stages is passed: processes and calls here, tasks under Prefect.
 from __future__ import annotations
 
 import threading
+import warnings
 from dataclasses import replace
 from functools import partial
+from os import PathLike
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 from virnucpro.choices import DEFAULT_PROTEIN_MODEL, ResultForm
 from virnucpro.config import ModelConfig, RunLimits
 from virnucpro.data.index.build import check_readable
+from virnucpro.errors import ConfigurationError
 from virnucpro.host_gpus import host_tokens
 from virnucpro.models.configuration import configure_model
 from virnucpro.pipeline.devices import first_devices
 from virnucpro.pipeline.executor import Executor, LocalRanks
+from virnucpro.pipeline.gpu_coordinator import warnings_to_stderr
 from virnucpro.pipeline.hardware.device_claim import DeviceClaim, claim_devices, claim_of, devices_for
 from virnucpro.pipeline.plan.budget_probe import PROBE_WORKER
 from virnucpro.pipeline.run.run import failure_noted, running
@@ -42,7 +46,7 @@ if TYPE_CHECKING:
 
 
 def run_multi_gpu_inference(
-    fasta_files: Sequence[str | Path],
+    fasta_files: str | Path | Sequence[str | Path],
     output_dir: str | Path,
     model_config: ModelConfig,
     world_size: int | None = None,
@@ -54,7 +58,7 @@ def run_multi_gpu_inference(
     Embed every sequence of *fasta_files*, one process a device; what survivors computed is kept.
 
     Args:
-        fasta_files: The input, in the order of the result.
+        fasta_files: One path or several, in the order of the result.
         output_dir: The run's folder; starting again with the same arguments continues what is missing.
         model_config: What to compute (see ``configure_model``).
         world_size: Number of workers; by default one for each visible GPU, and one CPU worker where there is none.
@@ -66,9 +70,14 @@ def run_multi_gpu_inference(
 
     Raises:
         BadInputError: The input cannot be used.
-        ConfigurationError: A setting cannot work.
+        ConfigurationError: A setting cannot work, or *model_config* was not made by ``configure_model``.
         WorkersFailedError: No worker succeeded.
     """
+    if not isinstance(model_config, ModelConfig):
+        made_by = "virnucpro.models.configuration.configure_model(EmbeddingSettings(model=...), device_type=...)"
+        raise ConfigurationError(f"model_config is a {type(model_config).__name__}: make it with {made_by}")
+    warnings_to_stderr()
+    fasta_files = listed(fasta_files)
     devices = _devices(world_size, model_config.settings.hardware.workers_per_device)
     result = run_embedding(fasta_files, output_dir, model_config, devices, limits=limits, worker_fn=worker_fn)
     succeeded = not result.ranks or any(outcome.state == "complete" for outcome in result.ranks)
@@ -79,9 +88,9 @@ def run_multi_gpu_inference(
 
 
 def run_esm2_multi_gpu(
-    fasta_files: Sequence[str | Path],
+    fasta_files: str | Path | Sequence[str | Path],
     output_dir: str | Path,
-    model_name: str = DEFAULT_PROTEIN_MODEL,
+    model_name: str | None = None,
     world_size: int | None = None,
     *,
     limits: RunLimits | None = None,
@@ -90,9 +99,10 @@ def run_esm2_multi_gpu(
     Embed proteins with an ESM-2 model and its defaults, all or nothing.
 
     Args:
-        fasta_files: The input, in the order of the result.
+        fasta_files: One path or several, in the order of the result.
         output_dir: The run's folder.
-        model_name: Registered name, or path of a checkpoint.
+        model_name: Registered name, such as ``esm2_t33_650M_UR50D``, or path of a checkpoint. None, which warns, takes
+            the bundled demonstration encoder: 128 numbers a protein.
         world_size: As in ``run_multi_gpu_inference``.
         limits: Attempts and time limits.
 
@@ -104,6 +114,11 @@ def run_esm2_multi_gpu(
         BadInputError: The input cannot be used.
         ConfigurationError: A setting cannot work.
     """
+    warnings_to_stderr()
+    if model_name is None:
+        model_name = DEFAULT_PROTEIN_MODEL
+        warnings.warn(f"no model_name: the demonstration encoder {model_name} embeds the proteins", stacklevel=2)
+    fasta_files = listed(fasta_files)
     check_readable(fasta_files)
     devices = _devices(world_size)
     config = configure_model(EmbeddingSettings(model=model_name), device_type=devices.type)
@@ -224,6 +239,10 @@ def embed_job(
     """Run an embedding run within a prediction or training; *workers* is the number of CPU workers that was given."""
     devices = devices_for(claim, job.model, job.files, workers=workers)
     return run_embedding(job.files, job.folder, job.model, devices, limits=limits, telemetry=telemetry, stop=stop)
+
+
+def listed(files: str | Path | Sequence[str | Path]) -> list[str | Path]:
+    return [files] if isinstance(files, str | PathLike) else list(files)
 
 
 def _devices(world_size: int | None, workers_per_device: int = 1) -> DeviceClaim:

@@ -24,6 +24,9 @@ from virnucpro.store.results.forms import all_results, result_at
 if TYPE_CHECKING:
     from collections.abc import Iterable
 
+    import pandas as pd
+    import polars as pl
+
     from virnucpro.arrays import FloatArray
     from virnucpro.store.results.result import Result
 
@@ -84,26 +87,28 @@ class Embeddings(Mapping[str, "FloatArray"]):
         chosen = self._rows.read(wanted)
         return chosen[back]
 
-    def to_pandas(self) -> Any:
+    def to_pandas(self) -> pd.DataFrame:
         """
         Return all rows as a ``pandas.DataFrame``: ids as index, float32 columns 0 to hidden_dim - 1.
 
         Raises:
             ConfigurationError: pandas is not installed.
         """
-        pandas = _library("pandas")
-        return pandas.DataFrame(self.to_numpy(), index=pandas.Index(list(self.ids), name="id"))
+        library = _library("pandas")
+        frame: pd.DataFrame = library.DataFrame(self.to_numpy(), index=library.Index(list(self.ids), name="id"))
+        return frame
 
-    def to_polars(self) -> Any:
+    def to_polars(self) -> pl.DataFrame:
         """
         Return all rows as a ``polars.DataFrame``: ``id``, and ``embedding``, an array of float32 of that width.
 
         Raises:
             ConfigurationError: polars is not installed.
         """
-        polars = _library("polars")
-        kinds = {"id": polars.String, "embedding": polars.Array(polars.Float32, self.hidden_dim)}
-        return polars.DataFrame({"id": list(self.ids), "embedding": self.to_numpy()}, schema=kinds)
+        library = _library("polars")
+        kinds = {"id": library.String, "embedding": library.Array(library.Float32, self.hidden_dim)}
+        frame: pl.DataFrame = library.DataFrame({"id": list(self.ids), "embedding": self.to_numpy()}, schema=kinds)
+        return frame
 
     def close(self) -> None:
         """Close its files; rows can no longer be read."""
@@ -149,11 +154,7 @@ def _result_in(layout: RunLayout) -> Result:
 
 @dataclass(frozen=True, kw_only=True, eq=False)
 class Prediction(Sequence[ContigCall]):
-    """
-    A finished prediction: a sequence of the calls of its contigs, in the order of the input.
-
-    Records that were skipped come last.
-    """
+    """A finished prediction: a sequence of the calls of its contigs, in the input's order, skipped records last."""
 
     output_dir: Path
     state: str
@@ -197,30 +198,31 @@ class Prediction(Sequence[ContigCall]):
     def __len__(self) -> int:
         return len(self.contigs)
 
-    def to_pandas(self) -> Any:
+    def to_pandas(self) -> pd.DataFrame:
         """
         Return the table of contigs as a ``pandas.DataFrame``, with the columns of ``contigs.tsv``.
 
         Raises:
             ConfigurationError: pandas is not installed.
         """
-        pandas = _library("pandas")
+        library = _library("pandas")
         kinds = dict.fromkeys(INTEGERS, "Int64") | dict.fromkeys(NUMBERS, "Float64") | {"embedded": "bool"}
-        return pandas.DataFrame(
-            {name: pandas.Series(values, dtype=kinds.get(name, "string")) for name, values in self._columns()}
-        )
+        columns = {name: library.Series(values, dtype=kinds.get(name, "string")) for name, values in self._columns()}
+        frame: pd.DataFrame = library.DataFrame(columns)
+        return frame
 
-    def to_polars(self) -> Any:
+    def to_polars(self) -> pl.DataFrame:
         """
         Return the table of contigs as a ``polars.DataFrame``, with the columns of ``contigs.tsv``.
 
         Raises:
             ConfigurationError: polars is not installed.
         """
-        polars = _library("polars")
-        kinds = dict.fromkeys(COLUMNS, polars.String) | dict.fromkeys(INTEGERS, polars.Int64)
-        kinds |= dict.fromkeys(NUMBERS, polars.Float64) | {"embedded": polars.Boolean}
-        return polars.DataFrame(dict(self._columns()), schema=kinds)
+        library = _library("polars")
+        kinds = dict.fromkeys(COLUMNS, library.String) | dict.fromkeys(INTEGERS, library.Int64)
+        kinds |= dict.fromkeys(NUMBERS, library.Float64) | {"embedded": library.Boolean}
+        frame: pl.DataFrame = library.DataFrame(dict(self._columns()), schema=kinds)
+        return frame
 
     def _columns(self) -> Iterator[tuple[str, list[Any]]]:
         """Yield each column with its values, a call as plain text."""
@@ -231,9 +233,6 @@ class Prediction(Sequence[ContigCall]):
 def read_prediction(output_dir: str | Path) -> Prediction:
     """
     Read the calls of a finished prediction.
-
-    Args:
-        output_dir: Its folder.
 
     Raises:
         ResultError: There is no prediction, or it is damaged or not finished.

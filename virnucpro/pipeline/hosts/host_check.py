@@ -97,11 +97,11 @@ def weights_here(config: ModelConfig) -> ModelConfig:
 def _check_versions(run: Work, index: SequenceIndex) -> None:
     manifest = read_manifest(run.layout.manifest)
     for name, here in computing_versions().items():
-        if manifest.settings.get(name) != here:
-            what = f"the run's {name} is {manifest.settings.get(name)}, but here it is {here}: last bits would differ"
+        if (recorded := manifest.settings.get(name, here)) != here:  # composition has no version of torch
+            what = f"the run's {name} is {recorded}, but here it is {here}: last bits would differ"
             raise HostCheckError(host_name(), run.layout.manifest, what)
-    recorded = manifest.plan["fingerprint"] if isinstance(manifest, RunManifest) else None
-    if isinstance(run, PreparedRun) and run.plan(index).fingerprint != recorded:
+    plan = manifest.plan["fingerprint"] if isinstance(manifest, RunManifest) else None
+    if isinstance(run, PreparedRun) and run.plan(index).fingerprint != plan:
         what = "this host plans other blocks than the run's driver: it needs the same version of this program"
         raise HostCheckError(host_name(), run.layout.manifest, what)
 

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from dataclasses import asdict, dataclass, replace
 from functools import partial
+from importlib.metadata import version
 from importlib.util import find_spec
 from typing import TYPE_CHECKING, Any, TypeVar
 
@@ -162,7 +163,9 @@ class PredictionConfig:
             **({"rna": True} if self.rules.rna else {}),
             "gaps": str(self.rules.gaps),
             "bad records": str(self.rules.on_bad_record),
-            **(encoder_settings(self.encoders.values(), device_type) if self.encoders else computing_versions()),
+            # composition and homology are computed without torch
+            **(encoder_settings(self.encoders.values(), device_type) if self.encoders else {}),
+            "virnucpro version": version("virnucpro"),
         }
 
     def keeping(self, recorded: Mapping[str, Any]) -> PredictionConfig:

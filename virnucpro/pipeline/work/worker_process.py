@@ -23,8 +23,10 @@ import threading
 import time
 import traceback
 from contextlib import contextmanager, suppress
+from importlib.machinery import SourceFileLoader
 from multiprocessing.connection import wait
 from pathlib import Path
+from types import ModuleType
 from typing import TYPE_CHECKING, Any
 
 from virnucpro.errors import ConfigurationError, ExitCode, SurroundingsError, VirNucProError, of_surroundings, printable
@@ -52,6 +54,7 @@ BLAS_VARIABLE = "OPENBLAS_NUM_THREADS"
 """Threads that numpy starts as it is loaded, else one a core, in each of as many workers; torch has its own setting."""
 TRIM_VARIABLE, DASKS_TRIM = "MALLOC_TRIM_THRESHOLD_", "65536"
 """Of the C library, in bytes; what Dask's nannies set it to."""
+_SCRIPT, _MAIN_OF_WORKER = ".py", "__mp_main__"
 _START_LOCK = threading.Lock()
 """Held while a process starts: the environment and ``__main__`` belong to the whole parent process."""
 
@@ -69,8 +72,12 @@ class ReportPipe:
         Send a small record to the parent.
 
         Raises:
-            ValueError: It is longer than a pipe takes in one piece, or holds something that JSON has no form for.
+            TypeError: It is not a dict, or holds something that JSON has no form for.
+            ValueError: It is longer than a pipe takes in one piece.
         """
+        if not isinstance(message, dict):
+            kind = type(message).__name__
+            raise TypeError(f"results_queue takes a dict, such as {{'rank': 0, 'status': 'complete'}}, not a {kind}")
         data = json.dumps(message, default=_plain, ensure_ascii=False).encode("utf-8", "backslashreplace")
         if len(data) > MAX_MESSAGE_BYTES:
             raise ValueError(f"a message of {len(data)} bytes: at most {MAX_MESSAGE_BYTES} fit, put the rest in a file")
@@ -134,12 +141,23 @@ def run_isolated(
 
 
 def _imported(module: str, name: str) -> Callable[..., None]:
+    """Return a worker function; *module* is a name, or the path of the script that started this process."""
     try:
-        function: Callable[..., None] = getattr(importlib.import_module(module), name)
+        found = _script(module) if module.endswith(_SCRIPT) else importlib.import_module(module)
+        function: Callable[..., None] = getattr(found, name)
     except Exception as error:
         what = f"worker function {module}:{name} cannot be imported: {error}"
         raise of_surroundings(error) or ConfigurationError(what) from error
     return function
+
+
+def _script(path: str) -> ModuleType:
+    """Run a script under the name that multiprocessing gives it, so that what its ``__main__`` guards is not run."""
+    loader = SourceFileLoader(_MAIN_OF_WORKER, path)
+    module = sys.modules[_MAIN_OF_WORKER] = ModuleType(_MAIN_OF_WORKER)
+    module.__file__ = path
+    loader.exec_module(module)
+    return module
 
 
 def _check_isolation(device: Device) -> None:
@@ -264,19 +282,24 @@ class WorkerProcess:
 
 def importable_name(worker_fn: WorkerFunction) -> tuple[str, str]:
     """
-    Return module and name under which another process finds *worker_fn*.
+    Return module (of a script its path) and name under which another process finds *worker_fn*.
 
     Raises:
-        ConfigurationError: It is defined in ``__main__`` or inside a function.
+        ConfigurationError: It is defined inside a function, or in a ``__main__`` that is no script.
     """
     if isinstance(worker_fn, str):
-        module, _, name = worker_fn.partition(":")
+        module, _, name = worker_fn.rpartition(":")
         return module, name
     module, name = worker_fn.__module__, worker_fn.__qualname__
+    if module == _MAIN_OF_WORKER:
+        raise ConfigurationError('this script starts workers as it is imported: begin with if __name__ == "__main__":')
     if module == "__main__":
-        raise ConfigurationError(
-            f"worker function {name} is defined in __main__: move it into a module that can be imported"
-        )
+        main = sys.modules[module]
+        module = str(Path(getattr(main, "__file__", None) or "").absolute())
+        if not module.endswith(_SCRIPT) or getattr(main, name, None) is not worker_fn:
+            raise ConfigurationError(
+                f"worker function {name} is not in a script: move it into a module that can be imported"
+            )
     if "." in name:
         raise ConfigurationError(
             f"worker function {name} is not at the top level of {module}: workers import it by name"

@@ -16,6 +16,7 @@ from typing import TYPE_CHECKING, TypeVar
 from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, HistogramMetricFamily
 from prometheus_client.registry import Collector
 
+from virnucpro.config import torch_version
 from virnucpro.telemetry.snapshot import CONTIGS, SEQUENCES
 from virnucpro.telemetry.worker_logging import LABEL_VARIABLES, started_by
 
@@ -119,7 +120,7 @@ def _stages(value: Callable[[StageSnapshot], float]) -> Reader:
 
 
 def _build_info(_: RunSnapshot) -> Iterator[tuple[Labels, Value]]:
-    yield (version("virnucpro"), version("torch"), platform.python_version()), 1
+    yield (version("virnucpro"), torch_version(), platform.python_version()), 1
 
 
 def _run_info(run: RunSnapshot) -> Iterator[tuple[Labels, Value]]:
