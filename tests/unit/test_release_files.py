@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+import os
 import re
 import subprocess
 import sys
 import tomllib
+from pathlib import Path
+from xml.etree import ElementTree as ET
 
 import pytest
 import yaml
@@ -54,35 +57,82 @@ def test_what_a_workflow_runs_of_others_is_pinned_and_keeps_no_credentials(file)
         assert "pip install" not in step.get("run", "") or "--require-hashes" in step["run"]
 
 
-def test_each_file_that_names_a_version_names_the_one_of_the_next_release():
-    named = {
-        "packaging/bioconda/meta.yaml": f'{{% set version = "{RELEASE}" %}}',
-        "packaging/galaxy/virnucpro.xml": f'<token name="@TOOL_VERSION@">{RELEASE}</token>',
-        "packaging/nf-core/virnucpro/predict/environment.yml": f"bioconda::virnucpro={RELEASE}",
-        "packaging/snakemake/wrapper/environment.yaml": f"virnucpro ={RELEASE}",
-        "Dockerfile.cpu": f"virnucpro:{RELEASE}-cpu",
+def test_every_file_that_names_a_version_of_ours_names_the_next_release():
+    folders = (".", ".github/ISSUE_TEMPLATE", "deployments/**", "packaging/**")
+    files = {file for folder in folders for file in REPOSITORY.glob(f"{folder}/*") if file.is_file()}
+    form = re.compile(r'(?:virnucpro(?:-light)?\W{1,2}|\bversion(?: =|:) "|@">)(\d+\.\d+\.\d+)')
+    named = {str(file.relative_to(REPOSITORY)): {*form.findall(file.read_text(errors="replace"))} for file in files}
+    assert {file for file, versions in named.items() if versions - {RELEASE}} == set()
+    assert {file for file, versions in named.items() if versions} >= {
+        "CITATION.cff",
+        "Dockerfile.cpu",
+        "deployments/compose/compose.yaml",
+        "deployments/kubernetes/worker.yaml",
+        "packaging/bioconda/meta.yaml",
+        "packaging/galaxy/virnucpro.xml",
+        "packaging/nf-core/virnucpro/predict/environment.yml",
+        "packaging/nf-core/virnucpro/predict/main.nf",
+        "packaging/snakemake/wrapper/environment.yaml",
+        "prefect.yaml",
     }
-    assert {file for file, text in named.items() if text not in (REPOSITORY / file).read_text()} == set()
 
 
-def test_the_conda_recipe_renders_and_requires_what_the_wheel_requires():
+@pytest.fixture(scope="module")
+def recipe():
+    def pinned(name, *, exact=False, **_):
+        return f"{name} exact" if exact else name
+
     text = (REPOSITORY / "packaging" / "bioconda" / "meta.yaml").read_text()
-    recipe = yaml.safe_load(Template(text).render(PYTHON="python", pin_subpackage=lambda name, **_: name))
-    assert recipe["package"] == {"name": "virnucpro", "version": RELEASE}
+    return yaml.safe_load(Template(text).render(PYTHON="python", pin_subpackage=pinned))
+
+
+def test_the_two_packages_of_the_conda_recipe_require_what_the_wheel_requires(recipe):
+    light, whole = recipe["outputs"]
+    assert recipe["package"]["version"] == RELEASE
+    assert [recipe["package"]["name"], light["name"], whole["name"]] == [
+        "virnucpro-meta",
+        "virnucpro-light",
+        "virnucpro",
+    ]
     pyproject = tomllib.loads((REPOSITORY / "pyproject.toml").read_text())
+    lines = (REPOSITORY / "packaging" / "light-requirements.txt").read_text().splitlines()
+    of_light = {Requirement(line).name for line in lines if line and line[0] not in "#-"}
     conda_names = {"torch": "pytorch", "prometheus-client": "prometheus_client"}
 
-    def conda(requirement):
-        found = Requirement(requirement)
-        limits = sorted(str(limit).removeprefix("==") for limit in found.specifier)
-        return conda_names.get(found.name, found.name), limits
+    def conda(requirements):
+        for found in map(Requirement, requirements):
+            limits = sorted(str(limit).removeprefix("==") for limit in found.specifier)
+            yield conda_names.get(found.name, found.name), limits
 
-    def listed(line):
-        name, _, limits = line.partition(" ")
-        return name, sorted(limits.split(","))
+    def listed(lines):
+        parts = [line.partition(" ") for line in lines if line != "pip"]
+        return sorted((name, sorted(limits.split(","))) for name, _, limits in parts)
 
-    run = [listed(line) for line in recipe["requirements"]["run"]]
+    wheel = pyproject["project"]["dependencies"]
     python = ("python", [pyproject["project"]["requires-python"]])
-    assert sorted(run) == sorted([python, *map(conda, pyproject["project"]["dependencies"])])
-    host = [listed(line) for line in recipe["requirements"]["host"] if line != "pip"]
-    assert sorted(host) == sorted([python, *map(conda, pyproject["build-system"]["requires"])])
+    assert listed(light["requirements"]["run"]) == sorted(
+        [python, *conda(line for line in wheel if Requirement(line).name in of_light)]
+    )
+    assert listed(whole["requirements"]["run"]) == sorted(
+        [("virnucpro-light", ["exact"]), *conda(line for line in wheel if Requirement(line).name not in of_light)]
+    )
+    assert listed(light["requirements"]["host"]) == sorted([python, *conda(pyproject["build-system"]["requires"])])
+
+
+def test_the_commands_that_test_the_light_conda_package_work(recipe, tmp_path):
+    script = "\n".join(recipe["outputs"][0]["test"]["commands"])
+    path = os.pathsep.join([str(Path(sys.executable).parent), os.environ["PATH"]])
+    environ = {**os.environ, "PATH": path, "OMP_NUM_THREADS": "1"}
+    command = ["bash", "-exc", script]
+    done = subprocess.run(command, cwd=tmp_path, env=environ, capture_output=True, text=True, timeout=120, check=False)
+    assert done.returncode == 0, done.stdout + done.stderr
+
+
+def test_the_tests_of_the_galaxy_tool_count_its_outputs_and_the_sequences_of_their_files():
+    folder = REPOSITORY / "packaging" / "galaxy"
+    tool = ET.parse(folder / "virnucpro.xml").getroot()
+    for test in tool.iter("test"):
+        assert int(test.get("expect_num_outputs")) == len(tool.findall("outputs/data"))
+        files = test.find("param[@name='sequences']").get("value").split(",")
+        records = sum((folder / "test-data" / file).read_text().count(">") for file in files)
+        assert int(test.find(".//has_n_lines").get("n")) == 1 + records

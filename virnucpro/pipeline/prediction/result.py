@@ -287,11 +287,8 @@ def _list_failed(run: PredictionRun) -> None:
 
 
 def _write_multiqc(layout: PredictionLayout, counts: Mapping[str, int]) -> None:
-    """
-    Write the number of sequences of each call, for MultiQC, which finds ``*_mqc.json`` in any folder.
-
-    The sample is named as the run's folder is.
-    """
+    """Write the number of sequences of each call, for MultiQC, which takes the categories of one file for all."""
+    numbers = {_key_of(call): counts.get(_key_of(call), 0) for call in Call}
     content = {
         "id": "virnucpro",
         "section_name": "VirNucPro",
@@ -299,7 +296,7 @@ def _write_multiqc(layout: PredictionLayout, counts: Mapping[str, int]) -> None:
         "plot_type": "bargraph",
         "pconfig": {"id": "virnucpro_calls", "title": "VirNucPro: calls", "ylab": "Number of sequences"},
         "categories": {_key_of(call): {"name": call.capitalize(), "color": _COLOURS[call]} for call in Call},
-        "data": {layout.output_dir.resolve().name: {_key_of(call): counts.get(_key_of(call), 0) for call in Call}},
+        "data": {layout.output_dir.resolve().name: {key: n for key, n in numbers.items() if n or key == "virus"}},
     }
     durable.write_bytes(layout.multiqc, f"{json.dumps(content, indent=1)}\n".encode())
 
