@@ -156,6 +156,8 @@ class EvaluationLayout:
     document = _At("evaluation.json")
     table = _At("evaluation.tsv")
     page = _At("evaluation.html")
+    agreement = _At("agreement.json")
+    agreement_table = _At("agreement.tsv")
 
     def left_out(self, number: int) -> Path:
         """Contigs of the truth without a score in table *number* (from 1), one id in each line."""

@@ -94,7 +94,7 @@ def test_the_same_command_gives_the_same_bytes_and_another_seed_other_intervals(
 @pytest.mark.parametrize(
     ("arguments", "said"),
     [
-        ([], "give contigs or --scores"),
+        ([], "either contigs to score, or --scores"),
         (["contigs.fa", "--scores", "scores.tsv"], "either contigs to score, or --scores"),
         (["--scores", "scores.tsv", "--classifier", "virnucpro-tiny"], "--classifier"),
         (["contigs.fa", "--id-column", "x"], "--id-column"),

@@ -4,9 +4,10 @@ from __future__ import annotations
 
 import itertools
 import re
+from dataclasses import replace
 
 from tests.unit.test_evaluation import evaluated, known_contigs, scores_of, write
-from tests.unit.test_report_page import Page, contrast
+from tests.unit.test_report_page import PAPER, Page, contrast
 from virnucpro.report.evaluation import plots
 from virnucpro.report.evaluation.page import write_page
 from virnucpro.report.html_page import COLOURS
@@ -22,9 +23,8 @@ def page_of(folder, *, num_tables=1, groups=("phage", "giant"), name="scores", s
     for number in range(num_tables):
         lines = zip(known.contigs, scale * scores_of(known, seed=number, shift=shift), strict=True)
         rows = "".join(f"{contig}\t{float(score)!r}\n" for contig, score in lines)
-        tables.append(
-            read_scores(write(folder / f"{name}{number}.tsv", f"contig\tscore\n{rows}"), name=f"{name}{number}")
-        )
+        table = read_scores(write(folder / f"{number}.tsv", f"contig\tscore\n{rows}"))
+        tables.append(replace(table, name=f"{name}{number}"))
     document, _ = evaluated(known, tables)
     write_page(document, folder / "evaluation.html", [folder / "evaluation.json"])
     return Page(folder / "evaluation.html"), document
@@ -41,7 +41,7 @@ def test_the_page_says_what_the_document_says_without_other_files(tmp_path):
     for name in (*document["tables"][0]["by_length"], *document["tables"][0]["by_group"]):
         assert page.says(name)
     assert [value for tag, name, value in page.attributes if name in {"src", "srcset", "data", "action"}] == []
-    assert {value for _, name, value in page.attributes if name == "href"} == {"data:,"}
+    assert {value for _, name, value in page.attributes if name == "href"} == {"data:,", PAPER}
     assert [value for _, name, value in page.attributes if name == "data-file"] == ["evaluation.json"]
     assert len(page.paths) == 6
     (curve,) = [path for kind, path in page.paths["roc"] if kind == "curve dash-0 table-1"]

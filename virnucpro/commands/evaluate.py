@@ -1,4 +1,4 @@
-"""``virnucpro evaluate``: measures a classifier's or any tool's scores on contigs of known label."""
+"""``virnucpro evaluate``: any tools' scores on contigs of known label, or the calls of several tools side by side."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from rich.text import Text
 
 from virnucpro.choices import DEFAULT_CLASSIFIER
 from virnucpro.commands.options import AsJson, OutputDir, Quiet, takes_settings
-from virnucpro.commands.output import ignoring_closed_output, print_renderable
+from virnucpro.commands.output import ignoring_closed_output, print_line, print_renderable
 from virnucpro.commands.running import configured, shown_run
 from virnucpro.data.index.build import check_readable
 from virnucpro.errors import printable
@@ -25,9 +25,11 @@ from virnucpro.pipeline.prediction.prediction import run_prediction
 from virnucpro.pipeline.prediction.settings import configure_prediction
 from virnucpro.report.evaluation.page import write_page
 from virnucpro.report.evaluation.plots import MOST_TABLES
+from virnucpro.report.formats import counted
 from virnucpro.report.prediction.page import write_report
 from virnucpro.run_layout import EvaluationLayout
 from virnucpro.settings import PredictionSettings
+from virnucpro.training.evaluation.agreement import compare_tables, write_agreement
 from virnucpro.training.evaluation.document import evaluate_tables, write_evaluation
 from virnucpro.training.evaluation.metrics import BOOTSTRAP_SAMPLES
 from virnucpro.training.evaluation.strata import LENGTH_EDGES_NT
@@ -57,14 +59,14 @@ def evaluate(
     output: OutputDir,
     settings: PredictionSettings,
     truth: Annotated[
-        Path,
+        Path | None,
         typer.Option(
             readable=False,
             metavar="TABLE",
             help="What contigs are: columns contig and label (virus or nonviral), and, if known, group, length and genome.",
-            show_default=False,
+            show_default="none: the tables are compared with each other",
         ),
-    ],
+    ] = None,
     contigs: Annotated[
         list[Path] | None,
         typer.Argument(
@@ -79,7 +81,7 @@ def evaluate(
         typer.Option(
             readable=False,
             metavar="TABLE",
-            help="Scores of any tool, or a contigs.tsv of ours, instead of contigs; up to six, the others compared with the first.",
+            help="Scores of any tool, instead of contigs; up to six. Known by their headers: a contigs.tsv of ours, tables of geNomad, VirSorter2, DeepMicroClass and CheckV.",
             show_default=False,
         ),
     ] = None,
@@ -87,7 +89,7 @@ def evaluate(
         list[str] | None,
         typer.Option(
             metavar="NAME",
-            help="Column of --scores with the ids; once, or once a table. A contigs.tsv of ours needs none.",
+            help="Column of --scores with the ids; once, or once a table. Known tables need none.",
             show_default="contig",
         ),
     ] = None,
@@ -107,8 +109,8 @@ def evaluate(
         float | None,
         typer.Option(
             metavar="SCORE",
-            help="Score from which a contig counts as called viral.",
-            show_default="the classifier's; 0.5 for probabilities of another tool",
+            help="Score from which a contig counts as called viral; without --truth, in tables of unknown tools.",
+            show_default="the tool's; 0.5 for probabilities of an unknown tool",
         ),
     ] = None,
     prevalence: Annotated[
@@ -136,17 +138,33 @@ def evaluate(
     quiet: Quiet = False,
 ) -> None:
     """
-    Measure scores against the truth: AUROC, average precision, F1, recall at 1 % false positives, calibration.
+    Measure scores against a truth; or, without one, show where the tables of several tools agree and disagree.
 
-    Overall, by length class and by group, lowest AUROC first, with 95 % intervals of resampled genomes:
-    OUT/evaluation.json, OUT/evaluation.tsv, and OUT/evaluation.html to look at. Contigs are scored as `predict` does;
-    starting again continues what is missing.
+    With --truth: AUROC, average precision, F1, recall at 1 % false positives and calibration, overall, by length class
+    and by group, lowest AUROC first, with 95 % intervals of resampled genomes, in OUT/evaluation.json, evaluation.tsv,
+    and evaluation.html to look at. Contigs are scored as `predict` does; starting again continues what is missing.
+    Without: which tools call the same contigs viral, by length class and evidence, in OUT/agreement.json and
+    agreement.tsv.
     """
     _check(contigs, scores, id_column=id_column, score_column=score_column, classifier=classifier, threshold=threshold)
+    if truth is None and len(scores or []) < 2:
+        raise typer.BadParameter("give it, or two or more tables with --scores to compare.", param_hint="--truth")
+    if truth is None and (prevalence is not None or missing is not Missing.LOWEST):
+        raise typer.BadParameter("they need --truth.", param_hint="--prevalence, --missing")
     if prevalence is not None and not 0 < prevalence < 1:
         raise typer.BadParameter(f"{prevalence:g} is not above 0 and below 1.", param_hint="--prevalence")
     edges_nt = _length_edges(length_classes)
     layout = EvaluationLayout(output)
+    if truth is None:
+        tables = _read_tables(scores or [], id_column or [None], score_column or [None], by_contig=True)
+        agreement, rows = compare_tables(_named_apart(tables), threshold=threshold, length_edges_nt=edges_nt)
+        write_agreement(agreement, rows, layout)
+        with ignoring_closed_output():
+            if as_json:
+                print(json.dumps(agreement))
+            elif not quiet:
+                _print_agreement(agreement, layout)
+        return
     known = read_truth(truth)  # before anything heavy begins
     if contigs:
         check_readable(contigs)  # before weights are looked for or fetched
@@ -166,7 +184,7 @@ def evaluate(
             result.raise_unless(allow_partial=False)
         tables = [read_scores(result.contigs_path)]
     else:
-        tables = _read_tables(scores or [], id_column or [None], score_column or [None])
+        tables = _read_tables(scores or [], id_column or [None], score_column or [None], by_contig=False)
     document, without = evaluate_tables(
         _named_apart(tables),
         known,
@@ -197,17 +215,15 @@ def _check(
     threshold: float | None,
 ) -> None:
     if bool(contigs) == bool(scores):
-        raise typer.BadParameter(
-            "give either contigs to score, or --scores." if scores else "give contigs or --scores."
-        )
-    if contigs and (id_column or score_column):
-        raise typer.BadParameter("it needs --scores.", param_hint="--id-column" if id_column else "--score-column")
-    if scores and classifier:
-        raise typer.BadParameter("it needs CONTIGS: with --scores, nothing is classified.", param_hint="--classifier")
+        raise typer.BadParameter("give either contigs to score, or --scores.")
     for option, names in (("--id-column", id_column), ("--score-column", score_column)):
+        if contigs and names:
+            raise typer.BadParameter("it needs --scores.", param_hint=option)
         if scores and names and len(names) not in {1, len(scores)}:
             what = f"given {len(names)} times for {len(scores)} tables: give it once, or once a table."
             raise typer.BadParameter(what, param_hint=option)
+    if scores and classifier:
+        raise typer.BadParameter("it needs CONTIGS: with --scores, nothing is classified.", param_hint="--classifier")
     if scores and len(scores) > MOST_TABLES:
         raise typer.BadParameter(f"{len(scores)} tables are more than {MOST_TABLES}.", param_hint="--scores")
     if threshold is not None and not (math.isfinite(threshold) and (scores or 0 < threshold < 1)):
@@ -216,12 +232,12 @@ def _check(
 
 
 def _read_tables(
-    paths: Sequence[Path], id_columns: Sequence[str | None], score_columns: Sequence[str | None]
+    paths: Sequence[Path], id_columns: Sequence[str | None], score_columns: Sequence[str | None], *, by_contig: bool
 ) -> list[ScoreTable]:
     """Read every table; a single column name is for all of them, None is the default."""
     ids, scores = (list(names) * len(paths) if len(names) == 1 else names for names in (id_columns, score_columns))
     columns = zip(paths, ids, scores, strict=True)
-    return [read_scores(path, id_column=one, score_column=other) for path, one, other in columns]
+    return [read_scores(path, id_column=one, score_column=other, by_contig=by_contig) for path, one, other in columns]
 
 
 def _length_edges(text: str) -> tuple[int, ...]:
@@ -243,17 +259,14 @@ def _print(document: Mapping[str, Any], without: Sequence[Sequence[str]], layout
     for number, table in enumerate(document["tables"], start=1):
         overall = table["overall"]
         print(f"{printable(table['name'])}: {overall['viral']:,} viral contigs, {overall['others']:,} others")
-        shown = Table(box=None, pad_edge=False)
-        shown.add_column("", no_wrap=True)
         titles = ("contigs", "AUROC", "recall\nat 1 % FP", "average\nprecision", "F1", "calibration\nerror")
-        for column in titles:
-            shown.add_column(column, justify="right", no_wrap=True)
+        rows = []
         for name, stratum in [("overall", overall), *table["by_length"].items(), *table["by_group"].items()]:
             cells = [_interval(stratum[measure]) for measure in ("auroc", "recall_at_1_percent_false_positives")]
             plain = [stratum[measure] for measure in ("auprc", "f1", "calibration_error")]
             cells += [f"{one['value']:.3f}" if one else "" for one in plain]
-            shown.add_row(Text(printable(name)), f"{stratum['contigs']:,}", *cells)
-        print_renderable(shown)
+            rows.append([name, f"{stratum['contigs']:,}", *cells])
+        _print_table("", titles, rows)
         prevalence = table["prevalence"]
         where = "" if prevalence is None else f", where {100 * prevalence:.4g} % of all contigs are viral"
         if overall["precision"]:
@@ -263,12 +276,47 @@ def _print(document: Mapping[str, Any], without: Sequence[Sequence[str]], layout
         if table["auroc_above_first"]:
             print(f"  AUROC above the first table's: {_interval(table['auroc_above_first'])}")
         for note in table["notes"]:
-            print(f"  {printable(note)}")
+            print_line(f"  {note}")
         if without[number - 1]:
             print(f"  contigs without a score: {printable(str(layout.left_out(number)))}")
     print(f"table: {printable(str(layout.table))}")
     print(f"page:  {printable(str(layout.page))}")
     print("next:  open the page in a browser; its first table has the hardest groups first")
+
+
+def _print_agreement(document: Mapping[str, Any], layout: EvaluationLayout) -> None:
+    tables = document["tables"]
+    for table in tables:
+        absent = f", {table['absent']:,} absent" if table["absent"] else ""
+        print(
+            f"{printable(table['name'])}: {counted(table['viral'], 'viral contig')}{absent} ({printable(table['rule'])})"
+        )
+    for strata in ({"contigs": document["patterns"], **document["by_length"]}, document["by_evidence"]):
+        rows = [[one, *(f"{of.get(one, 0):,}" for of in strata.values())] for one in document["patterns"]]
+        titles = [title.replace(" to ", " to\n").replace(" and ", "\nand ") for title in strata]
+        _print_table("\ncalled by", titles, rows)
+    rows = []
+    for one in document["look_at"]:
+        scores = ("" if score is None else f" {score:.3g}" for score in one["scores"])
+        calls = (f"{call}{score}" for call, score in zip(one["calls"], scores, strict=True))
+        rows.append([one["contig"], f"{one['length']:,}" if one["length"] else "", one["evidence"], *calls])
+    _print_table("\nto look at", ["length", "evidence", *(printable(table["name"]) for table in tables)], rows)
+    print(f"table:  {printable(str(layout.agreement_table))}")
+    print(f"counts: {printable(str(layout.agreement))}")
+    if rows:
+        print("next:   look at the contigs above, the longest of those on which the tables disagree")
+
+
+def _print_table(first: str, titles: Sequence[str], rows: Sequence[Sequence[str]]) -> None:
+    """Print a table unless it has no rows or no columns but the first."""
+    shown = Table(box=None, pad_edge=False)
+    shown.add_column(first, no_wrap=True)
+    for title in titles:
+        shown.add_column(Text(title), justify="right", no_wrap=True)
+    for row in rows:
+        shown.add_row(*(Text(printable(cell)) for cell in row))
+    if rows and titles:
+        print_renderable(shown)
 
 
 def _interval(one: Mapping[str, float] | None) -> str:

@@ -132,22 +132,14 @@ def _notes(tables: Sequence[Mapping[str, Any]]) -> list[str]:
 
 def _thresholds(table: Mapping[str, Any]) -> list[str]:
     """Return the shares called viral at the threshold and at the strict one, and precision, as sentences."""
-    overall = table["overall"]
-    found = (
-        ("at the threshold {:.4g}", "threshold", "recall", "false_positive_share"),
-        (
-            "at {:.4g}, which at most 1 % of the others reach",
-            "strict_threshold",
-            "recall_at_strict_threshold",
-            "false_positive_share_at_strict_threshold",
-        ),
-    )
-    shares = [
-        f"{where.format(table[at])}, {overall[recall]:.1%} of the viral contigs and {overall[wrong]:.1%} of the others "
-        "are called viral"
-        for where, at, recall, wrong in found
-        if None not in (table[at], overall[recall], overall[wrong])
-    ]
+    overall, shares = table["overall"], []
+    strictly = "at {:.4g}, which at most 1 % of the others reach"
+    ends = {"threshold": ("at the threshold {:.4g}", ""), "strict_threshold": (strictly, "_at_strict_threshold")}
+    for of, (where, end) in ends.items():
+        found = table[of], overall[f"recall{end}"], overall[f"false_positive_share{end}"]
+        if None not in found:
+            said = where + ", {:.1%} of the viral contigs and {:.1%} of the others are called viral"
+            shares.append(said.format(*found))
     if overall["precision"]:
         shares.append(f"precision at the threshold: {_interval(overall['precision'])}{_prevalence(table)}")
     return shares

@@ -31,12 +31,7 @@ DEFAULT_THRESHOLD = 0.5
 """For probabilities of a tool without a threshold of its own."""
 _LISTED_IDS = 5
 _INTERVALS = ("auroc", "auprc", "f1", "precision", "recall_at_1_percent_false_positives", "calibration_error")
-_NUMBERS = (
-    "recall",
-    "false_positive_share",
-    "recall_at_strict_threshold",
-    "false_positive_share_at_strict_threshold",
-)
+_NUMBERS = ("recall", "false_positive_share", "recall_at_strict_threshold", "false_positive_share_at_strict_threshold")
 _COUNTS = ("contigs", "viral", "others", "without_score", "genomes")
 
 
@@ -55,16 +50,7 @@ def evaluate_tables(
     """
     Return the document, and for each table the ids of the contigs without a score.
 
-    Args:
-        tables: The scores; others are compared with the first.
-        known: Labels of contigs.
-        truth: The file they were read from.
-        threshold: None takes our classifier's own, else 0.5 if scores are probabilities.
-        prevalence: Share of viral contigs that precision is measured for; None: as among those measured.
-        leave_out_missing: Skip contigs without a score, instead of ranking them below all others.
-        length_edges_nt: Upper ends of all length classes but the last, ascending.
-        bootstrap_samples: Samples of each interval.
-        seed: Seed of the samples.
+    Arguments as of ``strata.evaluate``; without *threshold*, each tool's own counts, else 0.5 for probabilities.
     """
     all_joined = [join(table, known, truth) for table in tables]
     found: list[dict[str, Any]] = []
@@ -74,7 +60,7 @@ def evaluate_tables(
         if leave_out_missing:
             chosen = np.flatnonzero(~is_missing_C)
             measured, scores_C = measured.take(chosen), scores_C[chosen]
-        at = threshold if threshold is not None else _own_threshold(table, scores_C)
+        at = threshold if threshold is not None else own_threshold(table, scores_C)
         measures = evaluate(
             scores_C,
             measured,
@@ -114,8 +100,8 @@ def write_evaluation(document: dict[str, Any], without: Sequence[Sequence[str]],
             durable.remove(layout.left_out(number))
 
 
-def _own_threshold(table: ScoreTable, scores_C: DoubleArray) -> float | None:
-    """Return our classifier's threshold, 0.5 for other probabilities, None for other scores."""
+def own_threshold(table: ScoreTable, scores_C: DoubleArray) -> float | None:
+    """Return the tool's own threshold, 0.5 for other probabilities, None for other scores."""
     if table.threshold is None and not ((scores_C < 0) | (scores_C > 1)).any():
         return DEFAULT_THRESHOLD
     return table.threshold

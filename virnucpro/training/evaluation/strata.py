@@ -157,8 +157,6 @@ def evaluate(
         threshold: Score from which a contig is called viral; None skips what needs one.
         prevalence: Share of viral contigs, above 0 and below 1, for precision and what is made of it; None: as found.
         length_edges_nt: Upper ends of all length classes but the last, ascending.
-        bootstrap_samples: Samples of each interval.
-        seed: Seed of the samples.
     """
     assert len(scores_C) == len(known) > 0
     is_virus_C = known.is_virus_C

@@ -16,25 +16,25 @@ import numpy as np
 
 from virnucpro.errors import BadInputError, InputProblem, printable
 from virnucpro.run_layout import PredictionLayout
-from virnucpro.store.contig_table import COLUMNS, SHORT_COLUMNS
+from virnucpro.store.contig_table import COLUMNS, SHORT_COLUMNS, Call
 from virnucpro.store.reader import finished_manifest
+from virnucpro.training.evaluation.tools import names_of, tool_of
 from virnucpro.training.genomes.delimited_tables import DelimitedTable, shown, whole_number
 from virnucpro.training.genomes.labelled_genomes import LABEL_WORDS
 
 if TYPE_CHECKING:
+    from collections.abc import Sequence
     from pathlib import Path
 
     from virnucpro.arrays import BoolArray, DoubleArray, IntArray
     from virnucpro.store.manifest import PredictionManifest
+    from virnucpro.training.evaluation.tools import Tool
     from virnucpro.training.genomes.delimited_tables import Problems, Row
 
 LABELS = LABEL_WORDS | {"1": True, "0": False, "non-viral": False, "not virus": False}
 """Lower-case label -> whether a contig is viral."""
-_WRITE_LENGTH = "write a whole number, or leave it empty"
 UNKNOWN_NT = 0
 """Length of a contig whose length is not known."""
-ID_COLUMN, SCORE_COLUMN, LENGTH_COLUMN = "contig", "score", "length"
-"""Default columns, as in ``contigs.tsv``."""
 GENOME_COLUMNS = ("genome", "accession", "source")
 """Columns that may name a contig's genome; the first of them that a table has is read."""
 _RANGE = re.compile(r":c?\d+-\d+$")
@@ -87,9 +87,14 @@ class ScoreTable:
     scores: dict[str, float]
     """Score by id; NaN for no score."""
     lengths_nt: dict[str, int]
-    """Nucleotides by id, if the table has a column ``length``."""
+    """Nucleotides by id, if the table has them."""
     threshold: float | None
-    """The threshold of our own classifier; None for another tool."""
+    """The threshold of our own classifier, or the default of a known tool; None if not known."""
+    called: set[str]
+    """Ids called viral by ``Tool.rule``."""
+    ours: dict[str, Sequence[str]]
+    """Call, evidence and viral hit by id, in a table of ours."""
+    tool: Tool
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -157,18 +162,22 @@ def _length_nt(text: str, line: int, problems: Problems) -> int:
         return UNKNOWN_NT
     length_nt = whole_number(text)
     if not length_nt:
-        problems.add(line, f"length {shown(text)!r} is not a number of nucleotides", _WRITE_LENGTH)
+        problems.add(
+            line, f"length {shown(text)!r} is not a number of nucleotides", "write a whole number, or leave it empty"
+        )
         return UNKNOWN_NT
     return length_nt
 
 
 def read_scores(
-    path: Path, *, id_column: str | None = None, score_column: str | None = None, name: str | None = None
+    path: Path, *, id_column: str | None = None, score_column: str | None = None, by_contig: bool = False
 ) -> ScoreTable:
     """
     Read a table of scores, tab-separated or CSV, plain or gzip.
 
-    The columns are ``contig`` and ``score`` by default, and always in a table of ours. *name* is the name in results.
+    Ours and those of known tools are read as they are; the columns of others are ``contig`` and ``score`` by default.
+    Ids in a known tool's table, and with *by_contig* in any, are names up to the first blank, and parts of a contig
+    count for it: the highest score, and any call.
     """
     manifest = _manifest_of(path)
     if manifest is not None:
@@ -176,40 +185,48 @@ def read_scores(
         manifest.check_whole(path)
     table = DelimitedTable(path, unquoted_headers=(COLUMNS, SHORT_COLUMNS))
     problems = table.problems
-    id_place = table.column(ID_COLUMN if table.is_ours else id_column or ID_COLUMN, "--id-column")
-    score_place = table.column(SCORE_COLUMN if table.is_ours else score_column or SCORE_COLUMN, "--score-column")
-    length_place = table.find(LENGTH_COLUMN)
+    tool = tool_of(table, id_column, score_column)
+    id_place = table.column(tool.id_column, "--id-column")
+    places = [table.column(column, "--score-column") for column in tool.columns]
+    length_place = table.find(tool.length_column)
+    our_places = [table.column(one) for one in ("call", "evidence", "viral_hit")] if table.is_ours else []
     lines: dict[str, int] = {}
     scores: dict[str, float] = {}
     lengths: dict[str, int] = {}
-    for row in table.rows(id_place, score_place, length_place):
-        contig = row.cells[id_place]
+    called: set[str] = set()
+    ours: dict[str, Sequence[str]] = {}
+    for row in table.rows(id_place, length_place, *places):
+        cell = row.cells[id_place]
+        name, contig, is_part = names_of(cell) if by_contig or tool.name else (cell, cell, False)
         length = "" if length_place is None else row.cells[length_place]
-        if table.is_ours and not length and contig in lines:
+        if table.is_ours and not length and name in lines:
             continue  # a skipped record with the id of another one
-        if is_new_id(contig, row, lines, problems):
-            score = _score(row.cells[score_place])
-            if score is None:
-                what = f"score {shown(row.cells[score_place])!r} is not a number from -{MOST_SCORE:g} to {MOST_SCORE:g}"
-                problems.add(row.line, what, "write a number, or leave it empty", sequence_id=contig)
-            scores[contig] = math.nan if score is None else score
-            if length.isdecimal():
-                length_nt = whole_number(length)
-                if length_nt is None:
-                    problems.add(
-                        row.line, f"length {shown(length)!r} is not a number of nucleotides", "write a smaller one"
-                    )
-                lengths[contig] = length_nt or UNKNOWN_NT
+        if not is_new_id(name, row, lines, problems):
+            continue
+        numbers = [_number(row, place, table, name) for place in places]
+        score = tool.score(*numbers)
+        scores[contig] = score if math.isnan(scores.get(contig, math.nan)) else max(scores[contig], score)
+        our_cells = [row.cells[place] for place in our_places]
+        is_viral = our_cells[0] == Call.VIRUS if our_cells else tool.is_viral(*numbers)
+        if is_viral:
+            called.add(contig)
+        if our_cells and (is_viral or contig not in ours):
+            ours[contig] = our_cells
+        if length.isdecimal() and not is_part:
+            lengths[contig] = _length_nt(length.lstrip("0"), row.line, problems)
     problems.raise_if_any()
-    if not lines:
+    if not (lines or (by_contig and tool.lists_viruses)):
         problems.refuse(None, "no contig after its header", "give it a line a contig")
     stem = path.name.removesuffix(".gz").rpartition(".")[0] or path.name
     return ScoreTable(
         path=path,
-        name=name or (stem if manifest is None else str(manifest.models["classifier"]["name"])),
+        name=tool.name or (stem if manifest is None else str(manifest.models["classifier"]["name"])),
         scores=scores,
         lengths_nt=lengths,
-        threshold=None if manifest is None else float(manifest.output_settings["threshold"]),
+        threshold=tool.threshold if manifest is None else float(manifest.output_settings["threshold"]),
+        called=called,
+        ours=ours,
+        tool=tool,
     )
 
 
@@ -239,15 +256,19 @@ def join(table: ScoreTable, known: KnownContigs, truth: Path) -> JoinedScores:
     )
 
 
-def _score(text: str) -> float | None:
-    """Return a score, NaN for an empty cell; None if the text is not a valid score."""
+def _number(row: Row, place: int, table: DelimitedTable, contig: str) -> float:
+    """Return a number, NaN for an empty cell; report a text that is none."""
+    text = row.cells[place]
     if text.lower() in _NO_SCORE:
         return math.nan
     try:
-        score = float(text)
+        number = float(text)
     except ValueError:
-        return None
-    return score if abs(score) <= MOST_SCORE else None
+        number = math.inf
+    if not abs(number) <= MOST_SCORE:
+        what = f"{shown(table.columns[place])} {shown(text)!r} is not a number from -{MOST_SCORE:g} to {MOST_SCORE:g}"
+        table.problems.add(row.line, what, "write a number, or leave it empty", sequence_id=contig)
+    return number
 
 
 def _manifest_of(path: Path) -> PredictionManifest | None:
