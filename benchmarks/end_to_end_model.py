@@ -145,7 +145,7 @@ def worker_models(report: Mapping[str, Any]) -> list[dict[str, Any]]:
 
 def page(reports: Sequence[Mapping[str, Any]]) -> str:
     """Return what the page says of one or more results, in Markdown; of a row in several, the first is taken."""
-    return "\n\n".join(filter(None, [table(reports), costs(reports), busy_cores(reports), where(reports)]))
+    return "\n\n".join([table(reports), ratios(reports), where(reports)])
 
 
 def table(reports: Sequence[Mapping[str, Any]]) -> str:
@@ -167,43 +167,15 @@ def table(reports: Sequence[Mapping[str, Any]]) -> str:
     return "\n".join(lines)
 
 
-def costs(reports: Sequence[Mapping[str, Any]]) -> str:
-    """Return CPU seconds of a further Mb, and of the peers over ours."""
-    lines = ["| program | between | CPU s a further Mb |", "| --- | --- | --- |"]
-    first: dict[tuple[Any, ...], Mapping[str, Any]] = {}
-    for row in (row for report in reports for row in report["cpu_s_of_a_further_mb"]):
-        first.setdefault((row["program"], row["workers"], row["between"]), row)
-    by_program = sorted(first.values(), key=lambda row: (row["workers"] is None, row["program"], row["workers"] or 0))
-    lines += [f"| {_named(row)} | {row['between']} | {_interval(row['cpu_s'])} |" for row in by_program]
-    ratios: dict[str, dict[str, str]] = {}
+def ratios(reports: Sequence[Mapping[str, Any]]) -> str:
+    """Return CPU seconds of the peers over ours."""
+    found: dict[str, dict[str, str]] = {}
     for row in (row for report in reports for row in report["peers_over_ours"]):
-        ratios.setdefault(row["program"], {})[row["input"]] = _interval(row["cpu_s_over_ours"])
-    compared = [
+        found.setdefault(row["program"], {})[row["input"]] = _interval(row["cpu_s_over_ours"])
+    return "\n\n".join(
         f"CPU seconds of {program} over those of `predict` with one worker: {_listed(of_inputs)}."
-        for program, of_inputs in ratios.items()
-    ]
-    return "\n\n".join(["\n".join(lines), *compared])
-
-
-def busy_cores(reports: Sequence[Mapping[str, Any]]) -> str:
-    """Return what more workers gain: measured with two, modelled with two and with ``MODELLED_WORKERS``."""
-    last_first = reports[::-1]  # of an input in several, the first report counts
-    gains = {row["input"]: _interval(row["wall_of_one_over_two"]) for one in last_first for row in one["two_workers"]}
-    models = {row["input"]: row for one in last_first for row in one["model"]}
-    sentences = []
-    if gains:
-        sentences.append(f"Wall time with one worker over that with two, measured: {_listed(gains)}.")
-    if models:
-        modelled = {name: row["wall_of_one_over_two"] for name, row in models.items()}
-        alone = {name: f"{row[f'share_alone_with_{MODELLED_WORKERS}']:.0%}" for name, row in models.items()}
-        longer = {name: row["measured_over_model_with_2"] for name, row in models.items()}
-        work_alone = f"with {MODELLED_WORKERS} workers one core works alone (start, index, calls, report)"
-        sentences += [
-            f"A model of these CPU seconds gives on idle cores: {_listed(modelled)}.",
-            f"By it, {work_alone} for this share of the wall time: {_listed(alone)}.",
-            f"Measured wall time with two workers over the modelled: {_listed(longer)}.",
-        ]
-    return " ".join(sentences)
+        for program, of_inputs in found.items()
+    )
 
 
 def _listed(values: Mapping[str, Any]) -> str:

@@ -21,7 +21,7 @@ BEGIN, END = "<!-- benchmarks: written by benchmarks/report.py -->", "<!-- end o
 WORKLOADS = {"chunks": "chunks of 30 to 166 residues", "proteins": "whole proteins, median 290 residues"}
 FAIR_ESM, TRANSFORMERS = "fair-esm", "transformers"
 HEADER = (
-    "| ESM-2, fp32, one CPU thread | processor | times as fast as fair-esm | as transformers | share of GEMM peak "
+    "| ESM-2, fp32, one CPU thread | processor | times as fast as fair-esm | as transformers "
     "| tokens per CPU s | peak memory, MB (fair-esm, transformers) | bf16 over fp32 |"
 )
 COLOURS = {"fair-esm": "#9aa5b1", "transformers": "#5b7c99", "virnucpro": "#c2410c"}
@@ -57,24 +57,20 @@ def interval(figures: dict[str, float]) -> str:
 
 def comparison() -> str:
     """Return the comparison with other programs in Markdown."""
-    lines = [HEADER, "| --- | --- | --- | --- | --- | --- | --- | --- |"]
+    lines = [HEADER, "| --- | --- | --- | --- | --- | --- | --- |"]
     for row in embedding_rows():
         faster, memory = row["times_as_fast_as"], row.get("peak_memory_mb")
         lines.append(
             f"| {row['model']}, {WORKLOADS[row['workload']]} | {row['processor']} | **{interval(faster['fair-esm'])}** "
-            f"| {interval(faster['transformers'])} | {interval(row['share_of_gemm_peak'])} "
+            f"| {interval(faster['transformers'])} "
             f"| {row['tokens_per_cpu_second']['median']:,.0f} "
             f"| {_peaks(memory)} | {interval(row['bf16']['times_as_fast_as_fp32']) if 'bf16' in row else ''} |"
         )
-    if rows := embedding_rows():
-        padding = ", ".join(
-            f"{row['model']} {row['workload']} {row['padding'][FAIR_ESM]:.0%} and {row['padding'][TRANSFORMERS]:.0%}"
-            for row in {(row["model"], row["workload"]): row for row in rows}.values()
-        )
+    if embedding_rows():
         where = "; ".join(dict.fromkeys(_machine(report) for report in embedding_reports()))
         how = (
             "Median and range over rounds in which the programs take turns, CPU seconds, from one FASTA file to "
-            f"embeddings on disk; padding of fair-esm's and transformers' batches: {padding}. {where}."
+            f"embeddings on disk. {where}."
         )
         lines += ["", how]
     return "\n".join(lines)

@@ -75,13 +75,6 @@ class Assumptions:
     """Memory of the driver's host; files that fit are read once."""
 
 
-GPU_RATES = {
-    "16,474: published, one RTX 4090": 16_474.0,
-    "79,000: the same share of an H200's peak (assumed here)": 79_000.0,
-    "138,000: an H200's arithmetic peak": 138_000.0,
-}
-"""Tokens per second of ESM-2 3B, none of them measured by us: a published program (57 % of that card's fp16 peak), 57 %
-of the third, and 790 TFLOP/s of dense bf16 over the operations of the model at 166 residues."""
 SMALLER = {"model": "ESM-2 650M", "row_numbers": 1280, "weights_bytes": 2.6e9, "gpu_tokens_per_second": 340_000.0}
 """57 % of 596,000, the peak of an H200 by the same calculation."""
 

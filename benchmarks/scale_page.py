@@ -16,9 +16,7 @@ REPOSITORY = Path(__file__).resolve().parents[1]
 sys.path.insert(0, str(REPOSITORY))
 
 from benchmarks.scale_model import (  # noqa: E402
-    CHANGES,
     ENGINES,
-    GPU_RATES,
     GPUS,
     SEQUENCES,
     SMALLER,
@@ -53,11 +51,8 @@ def tables(report: dict[str, Any]) -> dict[str, str]:
     return {
         "measured": _measured(report),
         "assumed": _assumed(),
-        **{f"time {power(count)}": _times(count, rates) for count in SEQUENCES},
-        "gpu rates": _gpu_rates(rates),
-        "smaller": _smaller(rates),
+        "time": _times(rates),
         "sizes": _sizes(rates),
-        "changes": _changes(rates),
     }
 
 
@@ -84,18 +79,15 @@ def _measured(report: dict[str, Any]) -> str:
     def pair(rate: tuple[float, float]) -> str:
         return f"{1e6 * rate[0]:.2f} µs a row, {1e9 * rate[1]:.2f} ns a byte"
 
-    long, part, parts = median["index_1_000_000"], median["part"], "1_000 10_000 50_000"
-    own_rate, rate_8m = (median[f"embedding_{name}"]["tokens_per_second"] for name in ("bundled", "8M"))
+    long, parts = median["index_1_000_000"], "1_000 10_000 50_000"
     in_index = f"{rates.index_file_bytes + rates.id_bytes:.0f}, {rates.index_memory_bytes:.0f}"
     rows = [
         ["a protein: tokens, bytes in FASTA", f"{rates.tokens:,.0f}, {rates.record_bytes:,.0f}"],
-        ["index, processor s for 10^6 proteins", spread("index_1_000_000", "cpu_s")],
         ["index, MB a processor s", f"{long['fasta_bytes'] / long['cpu_s'] / 1e6:,.0f}"],
         ["index, bytes of a record: in the file with its id, peak of memory", in_index],
         ["plan of 10^5, 10^6, 10^7, processor s", several("plan_", "100_000 1_000_000 10_000_000", "cpu_s", 3)],
         ["plan, bytes a sequence: peak, held", f"{rates.plan_memory_bytes:.0f}, {rates.plan_held_bytes:.0f}"],
         ["a part of 4,096 rows, MB/s", spread("part", "mb_per_second", 0)],
-        ["the same, MB a processor s", f"{part['mb_per_cpu_second']:,.0f}"],
         ["looking for a unit among 1,000, 10,000, 50,000 parts, processor ms", several("looking_", parts, "look_ms")],
         ["checking parts, processor", pair(rates.check_s)],
         ["result in one file, processor", pair(rates.single_s)],
@@ -104,14 +96,7 @@ def _measured(report: dict[str, Any]) -> str:
         ["result, bytes of memory a row, peak", f"{rates.result_memory_bytes:.0f}"],
         ["a unit or file done by an engine, processor ms of the driver: Ray, Dask", engines("item_ms", 2)],
         ["a worker's messages, each second, processor ms of the driver: Ray, Dask", engines("messages_ms", 3)],
-        ["one message of a worker, processor µs of the driver", spread("messages", "message_us")],
-        ["Prefect's own server, s to start", spread("prefect", "start_s", 1)],
         ["a worker, s until ESM-2 8M is in memory", spread("embedding_8M", "start_s")],
-        ["one thread of this CPU, tokens/s: bundled encoder, ESM-2 8M", f"{own_rate:,.0f}, {rate_8m:,.0f}"],
-        ["this disk, MB/s: written and synced", spread("files", "write_mb_per_second", 0)],
-        ["this disk, MB/s: read, not from memory", spread("files", "read_mb_per_second", 0)],
-        ["this disk, ms for a row of 10 KB from anywhere, one by one", spread("files", "scattered_row_ms", 3)],
-        ["the same, announced ahead, as the result is written", spread("result_wide", "scattered_row_ms", 3)],
     ]
     where = report["machine"]
     packages = ("torch", "numpy", "h5py", "prefect", "ray", "distributed")
@@ -125,45 +110,22 @@ def _assumed() -> str:
     return _table(["assumed, not measured", "value"], [[what, number(values[name])] for name, what in ASSUMED.items()])
 
 
-def _times(count: int, rates: Rates) -> str:
-    runs = [Run(count, gpus, rates) for gpus in GPUS]
-    stages = [run.stages_s() for run in runs]
-    rows = [[name, *(duration(each[name]) for each in stages)] for name in stages[0]]
-    rows.append(["**all**", *(f"**{duration(run.total_s())}**" for run in runs)])
-    rows.append(["longest", *(run.longest() for run in runs)])
-    rows.append(["GPUs compute, of the time", *(f"{run.efficiency():.0%}" for run in runs)])
-    rows.append(["GPU hours while the driver works alone", *(f"{run.idle_gpu_hours():,.1f}" for run in runs)])
-    return _table([f"{count:,} sequences; GPUs:", *(f"{gpus:,}" for gpus in GPUS)], rows)
-
-
-def _gpu_rates(rates: Rates) -> str:
+def _times(rates: Rates) -> str:
     rows = []
-    for name, rate in GPU_RATES.items():
-        assumed = replace(Assumptions(), gpu_tokens_per_second=rate)
-        runs = [Run(10**8, gpus, rates, assumed) for gpus in GPUS]
-        rows.append([name, *(f"{duration(run.total_s())}, {run.efficiency():.0%}" for run in runs)])
-    return _table(["10^8 sequences: all, computing; GPUs:", *(f"{gpus:,}" for gpus in GPUS)], rows)
-
-
-def _smaller(rates: Rates) -> str:
-    assumed = replace(Assumptions(), **SMALLER)
-    rows = []
-    for count in SEQUENCES:
-        runs = [Run(count, gpus, rates, assumed) for gpus in GPUS]
-        rows.append(
-            [power(count), *(f"{duration(run.total_s())}, {run.longest()}, {run.efficiency():.0%}" for run in runs)]
-        )
-    return _table(["ESM-2 650M: all, longest, computing; GPUs:", *(f"{gpus:,}" for gpus in GPUS)], rows)
+    for assumed in (Assumptions(), replace(Assumptions(), **SMALLER)):
+        for count in SEQUENCES:
+            runs = [Run(count, gpus, rates, assumed) for gpus in GPUS]
+            cells = (f"{duration(run.total_s())}, {run.efficiency():.0%}" for run in runs)
+            rows.append([f"{assumed.model}, {power(count)}", *cells])
+    return _table(["time, computing; GPUs:", *(f"{gpus:,}" for gpus in GPUS)], rows)
 
 
 def _sizes(rates: Rates) -> str:
     runs = [Run(count, 1000, rates) for count in SEQUENCES]
     disks, memories = [run.disk_bytes() for run in runs], [run.memory_bytes() for run in runs]
-    plans = [4 * each["plan (every worker)"] for each in memories]
     rows = [[f"disk: {name}", *(size(each[name]) for each in disks)] for name in disks[0]]
     rows.append(["disk: required at the start", *(size(run.asked_bytes()) for run in runs)])
     rows += [[f"memory: {name}", *(size(each[name]) for each in memories)] for name in memories[0]]
-    rows.append(["memory: plans of a host's four workers", *(size(each) for each in plans)])
     rows.append(
         [f"fits {size(Assumptions().driver_memory_bytes)} a host", *("yes" if run.fits() else "**no**" for run in runs)]
     )
@@ -173,22 +135,7 @@ def _sizes(rates: Rates) -> str:
         ["opening the result reads", *(size(run.directory_bytes()) if run.is_sharded else "every id" for run in runs)]
     )
     rows.append(["resuming a finished embedding: its check", *(duration(run.continuing_s()) for run in runs)])
-    rows.append(["1,000 GPUs: units", *(f"{run.units:,}" for run in runs)])
-    rows.append(["1,000 GPUs: names listed to look for parts", *(power(run.names_listed()) for run in runs)])
-    rows.append(["1,000 GPUs: parts opened for the result", *(power(run.parts_opened()) for run in runs)])
-    for name in ENGINES:
-        shares = [f"{run.messages_share(name):.0%}" for run in runs]
-        rows.append([f"1,000 GPUs: of a driver's processor, for messages by {name.capitalize()}", *shares])
     return _table(["sequences:", *(f"{count:,}" for count in SEQUENCES)], rows)
-
-
-def _changes(rates: Rates) -> str:
-    places = ((10**6, 8), (10**8, 32), (10**8, 1000), (10**10, 1000))
-    rows = []
-    for name, design in CHANGES.items():
-        runs = [Run(count, gpus, rates, design=design) for count, gpus in places]
-        rows.append([name, *(f"{duration(run.total_s())}, {run.efficiency():.0%}" for run in runs)])
-    return _table(["all, computing", *(f"{power(count)} on {gpus:,}" for count, gpus in places)], rows)
 
 
 def filled(page: str, parts: dict[str, str]) -> str:

@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
 import matplotlib as mpl
 from matplotlib import pyplot as plt
 from matplotlib.ticker import FuncFormatter, LogLocator, NullLocator
 
-from benchmarks.scale_model import AS_IT_IS, CHANGES, GPU_RATES, GPUS, SEQUENCES, Assumptions, Rates, Run
+from benchmarks.scale_model import GPUS, SEQUENCES, Assumptions, Rates, Run
 from benchmarks.scale_wording import duration, size
 
 if TYPE_CHECKING:
@@ -33,7 +32,7 @@ def plot(rates: Rates, folder: Path) -> list[Path]:
     """Draw every plot into *folder*; return their paths."""
     mpl.rcParams.update({"svg.hashsalt": "virnucpro", "font.family": "sans-serif", "svg.fonttype": "none"})
     mpl.rcParams.update({"axes.spines.top": False, "axes.spines.right": False, "hatch.linewidth": 0.5})
-    drawn = {"time": _time, "shares": _shares, "gpu_rates": _gpu_rates, "sizes": _sizes}
+    drawn = {"time": _time, "shares": _shares, "sizes": _sizes}
     paths = []
     for name, draw in drawn.items():
         paths.append(folder / f"scale_{name}.svg")
@@ -99,35 +98,6 @@ def _shares(rates: Rates) -> Any:
     handles, labels = panels[0].get_legend_handles_labels()
     figure.legend(handles, labels, frameon=False, loc="upper center", ncols=len(labels))
     figure.tight_layout(rect=(0, 0, 1, 0.93))
-    return figure
-
-
-def _gpu_rates(rates: Rates) -> Any:
-    """Draw the share of the time in which GPUs compute, for each assumed speed of them, now and after the changes."""
-    figure, axes = plt.subplots(figsize=(8.5, 4.6))
-    colours, markers = ("#009E73", "#0072B2", "#D55E00"), ("o", "s", "D")
-    changed = list(CHANGES.values())[-1]
-    for (name, rate), colour, marker in zip(GPU_RATES.items(), colours, markers, strict=True):
-        assumed = replace(Assumptions(), gpu_tokens_per_second=rate)
-        for design, line in ((AS_IT_IS, "-"), (changed, "--")):
-            shares = [100 * Run(10**8, gpus, rates, assumed, design).efficiency() for gpus in GPUS]
-            style = {"color": colour, "marker": marker, "markersize": 5, "linestyle": line}
-            axes.plot(GPUS, shares, label=name if design is AS_IT_IS else None, **style)
-    axes.plot([], [], color="black", linestyle="-", label="as it is")
-    axes.plot([], [], color="black", linestyle="--", label="after changes 1 to 3")
-    _gpu_axis(axes)
-    axes.set_ylim(0, 100)
-    axes.set_ylabel("share of the time in which the GPUs compute, %")
-    axes.set_title("$10^8$ sequences, ESM-2 3B")
-    axes.grid(axis="y", color="#dddddd", linewidth=0.6)
-    axes.legend(
-        frameon=False,
-        loc="upper left",
-        bbox_to_anchor=(1.0, 1.0),
-        fontsize=8,
-        title="tokens/s of one GPU, not measured:",
-    )
-    figure.tight_layout()
     return figure
 
 

@@ -16,7 +16,7 @@ def queries(out):
     page = blocks(REPOSITORY / "docs" / "monitoring.md")
     found = [command for block in page for command, _ in block.steps() if "emb/logs" in command]
     warnings, by_time, last, following = [command.replace("emb/", f"{shlex.quote(str(out))}/") for command in found]
-    return warnings, by_time.removesuffix(" \\\n    | tail -n 4\n"), last, following
+    return warnings, by_time.removesuffix(" \\\n    | tail -n 2\n"), last, following
 
 
 def shown(command):

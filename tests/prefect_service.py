@@ -67,7 +67,7 @@ class PrefectService:
         """Start the server, and wait until it answers."""
         log = self.folder / "server.log"
         settings = {
-            "PREFECT_SERVER_API_AUTH_STRING": self.password,
+            **({"PREFECT_SERVER_API_AUTH_STRING": self.password} if self.password else {}),
             "PREFECT_SERVER_CSRF_PROTECTION_ENABLED": "true",
             "PREFECT_SERVER_METRICS_ENABLED": "true",
             "PREFECT_SERVER_SERVICES_SCHEDULER_LOOP_SECONDS": "2",

@@ -26,6 +26,8 @@ def test_it_opens_from_disk_without_complaint_request_or_sideways_scroll(browser
         empty = "return [...document.querySelectorAll('.plot')].filter(p => !p.querySelector('path')).length"
         assert browser.js(empty) == 0
         assert browser.js("return document.documentElement.scrollWidth") == WIDTHS_PX[width]
+        fits = "return [...document.querySelectorAll('.wide')].every(box => box.scrollWidth === box.clientWidth)"
+        assert browser.js(fits) == (width == "desk")  # on a phone each table scrolls in its own box
     assert browser.complaints() == []
     assert browser.requests() == [path.as_uri()]
 

@@ -98,6 +98,6 @@ def test_killed_at_any_moment_it_gives_the_same_tables(job, tmp_path, expected, 
         moments_s = [chooser.uniform(0.05, 0.6) * whole_s for _ in range(4)]
         landed += interrupted_run(job, folder, moments_s, signal.SIGKILL)[0]
         differing += tables(folder / "out") != wanted
-    soak_table(f"prediction killed (SIGKILL), cascade {job[1]}", tries=landed, differing=differing)
+    soak_table("prediction killed (SIGKILL)", tries=landed, differing=differing)
     assert differing == 0
     assert landed >= 8

@@ -28,6 +28,7 @@ from flows.run.metrics_by_default import MACHINE_FOLDER, OWN_FOLDER
 from tests.conftest import REPOSITORY
 from tests.dashboard import DASHBOARD, OBSERVABILITY, panels, substituted, variables
 from tests.debian_programs import program
+from tools import metrics_page
 from virnucpro.allowed_roots import DATA_ROOTS
 from virnucpro.cli import command_line
 from virnucpro.knobs import settings_of
@@ -38,7 +39,11 @@ from virnucpro.this_host import HOST_NAME_VARIABLE
 
 RULES = sorted((OBSERVABILITY / "rules").glob("*.yml"))
 RULE_TESTS = sorted((OBSERVABILITY / "tests").glob("*.yml"))
-MONITORING = REPOSITORY / "docs" / "monitoring.md"
+COLLECT, ALERT_PAGE, *OTHERS = (
+    REPOSITORY / "docs" / f"{name}.md" for name in ("collect_metrics", "alerts", "metrics", "monitoring")
+)
+PAGES = "\n".join(page.read_text() for page in (COLLECT, ALERT_PAGE, *OTHERS))
+"""What the documentation has about metrics and alerts."""
 
 PANEL_TYPES = {"row", "timeseries", "stat", "gauge", "bargauge", "state-timeline", "table", "heatmap"}
 GRID_COLUMNS = 24
@@ -92,7 +97,7 @@ def dashboard_expressions():
 
 def page_expressions():
     """The questions that the page proposes."""
-    block = MONITORING.read_text().split("Questions to try in Prometheus:")[1].split("##")[0]
+    block = COLLECT.read_text().partition("Questions to Prometheus")[2].partition("\n\n")[2]
     questions = re.split(r"^ {4}(?! )", block, flags=re.MULTILINE)
     return [" ".join(question.split()) for question in questions if question.strip() and not question.startswith("#")]
 
@@ -222,12 +227,12 @@ def test_a_rule_that_no_longer_does_what_its_tests_say_is_found(tmp_path):
 
 
 def test_every_alert_says_how_grave_it_is_what_to_do_and_where_more_is_written():
-    headings = re.findall(r"^#+ (.+)$", MONITORING.read_text(), flags=re.MULTILINE)
+    headings = re.findall(r"^#+ (.+)$", ALERT_PAGE.read_text(), flags=re.MULTILINE)
     for name, rule in ALERTS.items():
         assert rule["labels"]["severity"] in {"warning", "critical"}
         assert rule["for"]
         assert set(rule["annotations"]) == {"summary", "description", "runbook"}
-        assert rule["annotations"]["runbook"] == f"docs/monitoring.md#{name.lower()}"
+        assert rule["annotations"]["runbook"] == f"docs/alerts.md#{name.lower()}"
         assert name in headings
 
 
@@ -235,7 +240,7 @@ def test_every_expression_of_the_dashboard_and_of_the_page_is_parsed_by_promtool
     asked = tmp_path / "asked.yml"
     expressions = [*dashboard_expressions(), *page_expressions()]
     assert len(dashboard_expressions()) > 40
-    assert len(page_expressions()) == 7
+    assert len(page_expressions()) == 2
     asked.write_text(as_rules(expressions))
     assert f"{len(expressions)} rules found" in promtool("check", "rules", asked)
     asked.write_text(as_rules([*expressions, 'sum by (model) (up{job="a"']))
@@ -265,31 +270,30 @@ def test_every_metric_is_on_the_dashboard_or_behind_an_alert():
     assert exported - named == set()
 
 
-def test_the_table_of_metrics_is_what_is_exported():
-    rows = re.findall(
-        r"^\| `(virnucpro_\w+)` \| (\w+) \| (.+) \| (.+) \| (.+) \|$", MONITORING.read_text(), re.MULTILINE
-    )
-    exported = (*METRICS, *SERVER_METRICS)
-    assert rows == [(m.name, m.kind, m.unit, ", ".join(m.labels) or "none", m.help) for m in exported]
+def test_the_page_of_metrics_is_made_from_what_is_exported():
+    assert metrics_page.PAGE.read_text() == metrics_page.page(), "python -m tools.metrics_page"
+    rows = re.findall(r"^\| `(virnucpro_\w+)` \|", metrics_page.page(), re.MULTILINE)
+    assert sorted(rows) == sorted(metric.name for metric in (*METRICS, *SERVER_METRICS))
     for metric in METRICS:
         for word in {"seconds", "bytes", "watts", "hertz", "celsius"} & set(metric.name.split("_")):
             assert word in metric.unit.lower() or metric.unit == "Unix time", metric.name
 
 
-def test_the_page_names_only_metrics_and_alerts_that_exist():
-    names = set(re.findall(r"\bvirnucpro_[a-z_]+\b", MONITORING.read_text()))
+def test_the_pages_name_only_metrics_and_alerts_that_exist():
+    names = set(re.findall(r"\bvirnucpro_[a-z_]+\b", PAGES))
     assert names <= set(EXPORTED) | {metric.name for metric in METRICS}
-    assert set(LABEL_VARIABLES) < set(re.findall(r"`(\w+)`", MONITORING.read_text()))
-    assert set(re.findall(r"\bVirnucpro\w+", MONITORING.read_text())) == set(ALERTS)
+    assert set(LABEL_VARIABLES) < set(re.findall(r"`(\w+)`", PAGES))
+    assert set(re.findall(r"\bVirnucpro\w+", PAGES)) == set(ALERTS)
 
 
 def test_the_pages_name_only_options_and_variables_that_exist():
     parameters = [each for command in get_command(command_line()).commands.values() for each in command.params]
     commands = re.findall(r"^virnucpro .*$", (OBSERVABILITY / "README.md").read_text(), flags=re.MULTILINE)
-    named = set(re.findall(r"(?<![\w-])--[a-z][a-z-]*", " ".join([MONITORING.read_text(), *commands])))
+    named = set(re.findall(r"(?<![\w-])--[a-z][a-z-]*", " ".join([PAGES, *commands])))
     assert {"--metrics-port", "--profile"} < named <= {option for each in parameters for option in each.opts}
-    variables_named = set(re.findall(r"\bVIRNUCPRO_[A-Z_]+", MONITORING.read_text()))
-    assert variables_named == {
+    variables_named = set(re.findall(r"\bVIRNUCPRO_[A-Z_]+", PAGES))
+    assert "VIRNUCPRO_METRICS_TARGETS" in variables_named
+    assert variables_named <= {
         *(one.knob.env for one in settings_of(Monitoring) if one.knob.env),
         *(HOST_NAME_VARIABLE, DATA_ROOTS),
     }

@@ -7,6 +7,7 @@ import hashlib
 import itertools
 import json
 import re
+from email.message import Message
 from html.parser import HTMLParser
 
 import pytest
@@ -27,6 +28,7 @@ NAMES = [
     "\"'onmouseover=alert(3)x='",
     "${script}",
 ]
+PAPER = "https://doi.org/10.1093/bib/bbaf224"
 PAGE_KINDS = {"curve", "dotted", "grid", "base", "bar", "gene", "dots", "hole", "round", "square", "ring", "thin"}
 """Classes of marks that are no colour."""
 
@@ -113,7 +115,22 @@ def test_the_page_needs_no_other_file_and_no_network(written):
         (tag, name, value) for tag, name, value in page.attributes if name in {"src", "srcset", "data", "action"}
     ]
     assert sources == []
-    assert {value for _, name, value in page.attributes if name == "href"} == {"data:,"}
+    assert {value for _, name, value in page.attributes if name == "href"} == {"data:,", PAPER}
+
+
+def test_the_page_says_how_to_cite_where_the_documentation_is_and_that_absence_is_not_shown(tmp_path, monkeypatch):
+    for contigs in ([], [Contig("c", 2000, 0, 1)]):
+        page, made = page_of(tmp_path / str(len(contigs)), contigs)
+        assert page.says("Documentation: docs/prediction.md of the source. To cite: virnucpro ")
+        assert page.says("its method, Li et al. 2025, doi:10.1093/bib/bbaf224.")
+        assert page.says("A sample without a viral contig may still hold viruses:")
+    released = Message()
+    released["Project-URL"] = "Source, https://example.org/v"
+    released["Project-URL"] = "Documentation, https://example.org/v/docs"
+    monkeypatch.setattr(figures, "metadata", lambda _: released)
+    page = Page(write_report(made.layout))
+    assert page.says("docs/prediction.md of the source, https://example.org/v/docs. To cite")
+    assert ("a", "href", "https://example.org/v/docs") in page.attributes
 
 
 def test_files_beside_the_page_are_named_but_are_no_links_as_a_mailed_page_has_none(written):
@@ -251,7 +268,7 @@ def test_with_a_contig_model_a_score_is_a_probability_and_every_contig_has_one(t
     closed = sum(row["frames"] == "0" for row in made.rows)
     assert closed > 1
     assert page.says("P(virus) is the probability that a contig is viral, calibrated on genomes")
-    assert page.says("Every contig has a score.")
+    assert not page.says("What has no score")
     assert page.says(f"{closed} contigs without an open frame are scored by their sequence alone.")
     assert page.column("why").count(BY_SEQUENCE) == closed
     assert page.says("each chunk together with its two neighbours")
@@ -322,17 +339,17 @@ def test_text_and_marks_stand_out_in_light_and_dark(theme):
 @pytest.mark.parametrize(
     ("contigs", "words"),
     [
-        ([], ["The input holds no contigs", "There was no contig to score"]),
+        ([], ["The input holds no contigs", "A sample without a viral contig may still hold viruses"]),
         (
             [Contig(f"c{n}", 900, open_share=0) for n in range(9)],
-            ["None of the 9 contigs could be scored: no reading frame was open", "No contig is 10 kb or longer"],
+            ["None of the 9 contigs could be scored: no reading frame was open", "9 contigs of 9:"],
         ),
         ([Contig("c", 900, open_share=0)], ["The only contig could not be scored: no reading frame was open"]),
         ([Contig("c", 12_000, open_share=0)], ["1 contig is 10 kb or longer; none holds a viral region"]),
         ([Contig("c", 0, left_out="in.fasta:3: no letters")], ["The only contig could not be scored"]),
         (
             [Contig(f"c{n}", 2000) for n in range(9)],
-            ["None of the 9 contigs is called viral", "Every contig has a score"],
+            ["None of the 9 contigs is called viral", "Of the contigs, 9 are not viral"],
         ),
         ([Contig("c", 2000, 0, 1)], ["The only contig is called viral"]),
         ([Contig(f"c{n}", 2000, 0, 1, 1) for n in range(9)], ["All 9 contigs are called viral"]),

@@ -10,7 +10,7 @@ from __future__ import annotations
 import base64
 import hashlib
 from functools import cache
-from importlib.metadata import version
+from importlib.metadata import metadata, version
 from importlib.resources import files
 from typing import TYPE_CHECKING, Any, NamedTuple
 
@@ -48,11 +48,13 @@ COLOURS = {
 def fill_page(template: str, *, colours: Mapping[str, Colour], **values: Any) -> bytes:
     """Return a page; *colours* has all colours by role, and what has the class of a role is drawn in its colour."""
     script = _text("page.js")
+    addresses = metadata("virnucpro").get_all("Project-URL", [])
     return fill(
         template,
         **values,
         policy=_policy(script.encode()),
         generator=f"virnucpro {version('virnucpro')}",
+        documentation=next((one.partition(", ")[2] for one in addresses if one.startswith("Documentation, ")), ""),
         style=f"{_colour_rules(colours)}\n{_text('page.css')}",
         script=script,
     )

@@ -4,7 +4,7 @@ Writes the dashboard ``dashboards/virnucpro.json`` from the panels below, by Gra
     python deployments/observability/grafana/make_dashboard.py
 
 A panel is one call: its width, its title, its unit and its queries; its place in the grid follows from the order. A
-test checks that the file is what this script makes. What the metrics mean: ``docs/monitoring.md``.
+test checks that the file is what this script makes. What the metrics mean: ``docs/metrics.md``.
 """
 
 from __future__ import annotations

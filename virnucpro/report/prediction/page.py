@@ -26,18 +26,12 @@ if TYPE_CHECKING:
     from virnucpro.run_layout import PredictionLayout
     from virnucpro.store.manifest import PredictionManifest
 
-
 _SHOWN_CHARACTERS = 300
 _SHOWN_INPUTS = 20
 _NAMED_INPUTS = 3
 _SHOWN_NOTES = 20
 _NAMED_REGIONS = 4
-_MODELS = {
-    "classifier": "classifier",
-    "dna": "DNA model",
-    "protein": "protein model",
-    "composition": "composition",
-}
+_MODELS = {"classifier": "classifier", "dna": "DNA model", "protein": "protein model", "composition": "composition"}
 _SHA_DIGITS = 16
 
 

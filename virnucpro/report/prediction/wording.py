@@ -154,8 +154,6 @@ def even_tracks(summary: Summary) -> str:
 
 def regions(summary: Summary) -> str:
     one = f"viral {summary.sequence}" if summary.has_only_viral else summary.sequence
-    if not summary.long_contigs:
-        return f"No {one} is 10 kb or longer, so there is none to look along."
     long_contigs = f"{counted(summary.long_contigs, one)} {_are(summary.long_contigs)} 10 kb or longer"
     if not summary.regions:
         return f"{long_contigs}; none holds a viral region."
