@@ -1,11 +1,11 @@
-# make demo   predicts which of 29 real contigs are viral, through the real flow: no GPU, no server to start
+# make demo   both flows on real sequences, with a worker that is killed: no GPU, no server to start; half a minute
 # make test   the tests, under 10 minutes on two cores
 # make e2e    the minutes-long tests: real Prefect on PostgreSQL, Prometheus, Chromium; make e2e-long: rare faults, all data
 # make clusters   Ray and Dask on two nodes of this machine, 20,000 proteins: killed, late, again and again; an hour or more
 # make soak   every fault many times over, under 30 minutes; the table goes to docs/reliability.md
 # make soak-calls   400 system calls of predict and embed fail, one in each run; a quarter of an hour; a table there, too
 # make lint   ruff, mypy --strict, import directions, the site of the documentation
-# make docs   the site: build/site; make picture: the README's picture of the demo's report, by Chromium
+# make docs   the site: build/site; make picture: the README's two pictures, by Chromium
 # make wheel-check   the wheel without extras in a fresh environment: predict, embed, a deployment; about four minutes
 # make bench  the benchmarks, under 15 minutes; results, table and plot go to benchmarks/results/
 # make bench-large   those of larger models, of blocks, workers and threads, of 20 Mb of contigs, and of scale
@@ -54,14 +54,8 @@ $(PIPELINES): packaging/test-requirements.txt
 PRIVATE_PREFECT := env -u PREFECT_API_URL -u PREFECT_API_KEY -u PREFECT_PROFILE PREFECT_HOME="$(CURDIR)/$(DEMO)/prefect"
 
 demo: $(PLAIN)
-	@rm -rf $(DEMO)/out; mkdir -p $(DEMO)/prefect
-	$(PRIVATE_PREFECT) $(PY) -m virnucpro predict examples/contigs.fasta --output $(DEMO)/out --devices cpu --workers 2 --flow
-	@echo
-	$(PY) -m virnucpro verify $(DEMO)/out
-	@echo
-	@echo 'The true kind of each contig: examples/contigs_truth.tsv. The report, to open in a browser:'
-	@echo
-	@echo '    $(DEMO)/out/report.html'
+	@rm -rf $(DEMO)/out; mkdir -p $(DEMO)/out $(DEMO)/prefect
+	@$(PRIVATE_PREFECT) $(PY) -m tools.demo $(DEMO)/out
 
 # Two files of tests at a time, each process with one thread: the tests mostly wait for processes that they started.
 test: $(READY)
@@ -99,9 +93,10 @@ lint: $(READY)
 docs: $(READY)
 	NO_MKDOCS_2_WARNING=1 $(PY) -m mkdocs build --strict --quiet
 
-picture: demo
+picture: $(READY) demo
+	$(PY) -m tests.flow_picture
 	chromium --headless=new --no-sandbox --disable-gpu --hide-scrollbars --window-size=1200,860 --virtual-time-budget=5000 \
-		--screenshot=docs/images/report.png "file://$(CURDIR)/$(DEMO)/out/report.html"
+		--screenshot=docs/images/report.png "file://$(CURDIR)/$(DEMO)/out/predict/report.html"
 
 wheel-check:
 	PYTHON="$(PYTHON)" .ci/wheel-check

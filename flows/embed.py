@@ -85,7 +85,7 @@ def _embed(fasta_files: list[str], output_dir: str, settings: EmbeddingSettings)
     with computing_on(hardware, partial(configure_model, settings, device_type=CPU.type)) as claimed:
         model_config = configure_model(settings, device_type=claimed.type)
         place, cluster = Path(output_dir), cluster_here()
-        if cluster is not None:  # whose hosts have another working directory
+        if cluster is not None:  # its hosts have another working directory
             place = place.absolute()
             if weights := model_config.weights_path:
                 model_config = replace(model_config, weights_path=str(Path(weights).absolute()))
@@ -113,15 +113,7 @@ def _embed(fasta_files: list[str], output_dir: str, settings: EmbeddingSettings)
 def embedding_flow(
     settings: RunSettings, encoders: Mapping[str, str], stages: TaskStages, **fields: Box
 ) -> Callable[[EmbeddingJob], RunResult]:
-    """
-    Return what does an embedding run within another flow: as a flow run of its own.
-
-    Args:
-        settings: Of the flow around it.
-        encoders: ``dna`` and ``protein`` -> name or path.
-        stages: Of the flow around it; the embedding is one of them.
-        fields: Other fields of the form of ``embed``.
-    """
+    """Return what does an embedding run as a flow run in another flow; *encoders*: kind -> name or path."""
     shown = settings.monitoring
     fields |= {
         "hardware": settings.hardware,

@@ -49,7 +49,7 @@ STATES = (*WAITING, "pending", "running", "cancelling", "paused")
 ENDED = ("completed", "failed", "crashed", "cancelled")
 QUEUE = ("pool", "queue")
 _NAMES = {"Late": "late", "AwaitingRetry": "retrying"}
-"""Name of a scheduled state -> ours."""
+"""Prefect's name of a scheduled state -> name in metrics."""
 
 
 @dataclass(frozen=True)
@@ -108,8 +108,6 @@ SERVER_METRICS = (UP, WORKERS, HAS_WORKER, IS_PAUSED, RUNS, LONGEST, SCHEDULE_LA
 
 @dataclass(frozen=True)
 class ServerSnapshot:
-    """What the server's API says at one time."""
-
     now: datetime
     workers: Mapping[str, int]
     """Pool -> workers online."""
@@ -122,12 +120,7 @@ class ServerSnapshot:
 
 
 def read_server(client: SyncPrefectClient) -> ServerSnapshot:
-    """
-    Return what the API says now.
-
-    Raises:
-        Exception: Of Prefect or its HTTP client; the server did not answer as it should.
-    """
+    """Return what the API has now; raises an error of Prefect or its HTTP client where it does not answer."""
     now = datetime.now(UTC)
     waits = {StateType.SCHEDULED}
 
@@ -174,7 +167,7 @@ class ServerCollector(Collector):
             self._settings[PREFECT_API_AUTH_STRING] = password
 
     def describe(self) -> Iterable[GaugeMetricFamily]:
-        """Return nothing: the server is not asked before a scrape."""
+        """Return nothing: the server is not queried before a scrape."""
         return []
 
     def collect(self) -> Iterator[GaugeMetricFamily]:

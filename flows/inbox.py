@@ -121,8 +121,6 @@ def predict_inbox(
 
 @dataclass
 class _Scan:
-    """One scan of the files found."""
-
     client: SyncPrefectClient
     target: DeploymentResponse
     name: str
@@ -178,7 +176,7 @@ class _Scan:
         self._row(file.path, "waits")
 
     def _look_at_earlier_runs(self) -> None:
-        """List the files taken before, and those whose run failed."""
+        """List the files taken before, and the files of failed runs."""
         failed: dict[str, FlowRun] = {}
         ids = [UUID(claim.flow_run_id) for _, claim in self.before]
         for begin in range(0, len(ids), _RUNS_ASKED):

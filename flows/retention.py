@@ -95,7 +95,6 @@ class _Retention:
     """Folders of runs that stay."""
 
     def delete(self, max_runs: int) -> State[Any]:
-        """Delete what is old, publish the table, and return the final state."""
         old = self._runs(max_runs, end_time=FlowRunFilterEndTime.model_validate({"before_": self.before}), is_old=True)
         if self.folders:
             for kept in ({"after_": self.before}, {"is_null_": True}):

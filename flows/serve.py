@@ -15,7 +15,6 @@ NAME = "served"
 
 
 def main() -> None:
-    """Serve until SIGTERM or Ctrl-C."""
     serve_by_default()
     serve(embed.to_deployment(NAME), predict.to_deployment(NAME))  # type: ignore[arg-type]  # no loop runs here
 

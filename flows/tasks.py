@@ -44,31 +44,26 @@ RETRY_DELAYS_S: list[float] = [1, 2, 5]
 
 
 class TaskStages(StageRunner):
-    """
-    Does each stage as a task of this flow run that follows the one before, so that Prefect's graph shows the order.
-
-    Args:
-        names: Of the stages.
-    """
+    """Does each stage as a task of this flow run, each following the one before, as Prefect's graph shows."""
 
     def __init__(self, names: Mapping[str, StageNames]) -> None:
         self._names = names
         self._before: list[object] = []
 
     def __call__(self, name: str, work: Callable[[], Outcome], /) -> Outcome:
-        """See ``StageRunner``."""
-        stage = task(name=self._names[name].task, cache_policy=NO_CACHE, persist_result=False)(without_traceback)
+        title = self._names[name].task
+        stage = task(name=title, task_run_name=title, cache_policy=NO_CACHE, persist_result=False)(without_traceback)
         state = stage(work, return_state=True, wait_for=self.before)
         self.did(state)
         return cast("Outcome", state.result())
 
     @property
     def before(self) -> Any:
-        """What the next task waits for, failed or not: the run itself decides whether it goes on."""
+        """What the next task waits for, failed or not: the run itself decides whether it continues."""
         return [allow_failure(one) for one in self._before]
 
     def did(self, *done: State[Any] | RunResult) -> None:
-        """Take in what was done next: final states of tasks, or what a flow run within this one has returned."""
+        """Record what was done next: final states of tasks, or what a flow run within this one has returned."""
         self._before = [
             one for one in done if not isinstance(one, State) or one.is_completed() or one.is_failed()
         ]  # a task that was interrupted would hold up the next
@@ -121,10 +116,9 @@ def compute_rank(
     """
     Start the rank's process, wait for it, and leave none behind; a retry starts a new one that resumes.
 
-    Work that is so little that it takes no process is done in this one, and its error is the state that is returned.
-
-    The limit is for processes in a row that compute nothing. With the retries of the task used up, a process after one
-    that computed something is started here.
+    Work too small for a process is done in this one, and its error is the state that is returned. The limit is for
+    processes in a row that compute nothing. With the retries of the task used up, a process after one that computed
+    something is started here.
     """
     if work.is_small:
         done: Rank | State[Any] = without_traceback(partial(_compute_here, work, recovery, stop))
@@ -183,23 +177,12 @@ def _log_end(outcome: Rank, telemetry: WorkTelemetry) -> None:
 
 
 class TaskRanks(Executor):
-    """
-    One task a device of this machine, each of which runs a worker process.
-
-    Args:
-        stages: Of the run; the ranks follow what was done before.
-    """
-
     def __init__(self, stages: TaskStages) -> None:
         self._stages = stages
         self._recovery: Recovery | None = None
 
     def compute(self, work: Work, limits: RunLimits, telemetry: WorkTelemetry, stop: threading.Event) -> None:
-        """
-        Run one task a rank to its last attempt; an error of work that takes no process is raised.
-
-        When it is interrupted, no worker is left.
-        """
+        """Run one task a rank to its last attempt; leave no worker. Raises the error of work without a process."""
         self._recovery = recovery = work.recovery(limits, telemetry)
         rank_task = compute_rank.with_options(name=work.task, retries=limits.attempts - 1)
         start = partial(rank_task.submit, wait_for=self._stages.before)

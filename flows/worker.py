@@ -6,7 +6,7 @@ as a child. On SIGTERM, SIGHUP or SIGINT (systemd, a container's end, SLURM's li
 takes no more; each run gets SIGTERM and stops at a batch boundary; then the worker ends, and unfinished runs await
 another worker, which resumes them. A second signal does not wait for runs.
 
-All of it works around Prefect; CONTRIBUTING.md has the versions and issues, so that it can go.
+CONTRIBUTING.md lists the Prefect versions and issues that make it necessary.
 """
 
 import os
@@ -101,7 +101,6 @@ def main(arguments: Sequence[str]) -> int:
 
 
 def _option(arguments: Sequence[str], *names: str) -> str | None:
-    """Return the value of one of Prefect's options."""
     for option, value in pairwise([*arguments, ""]):
         if option in names:
             return value

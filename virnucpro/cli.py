@@ -21,23 +21,23 @@ import virnucpro
 from virnucpro.commands.grouped_help import GroupedCommand
 from virnucpro.commands.output import guard_standard_output, ignoring_closed_output
 from virnucpro.errors import BadInputError, ExitCode, VirNucProError, WorkersFailedError, of_surroundings, printable
-from virnucpro.telemetry.show.standard_error import StandardError
+from virnucpro.telemetry.show.standard_error import StandardError, wrapped
 from virnucpro.this_host import open_standard_streams
 
 if TYPE_CHECKING:
     from collections.abc import MutableMapping
 
 _COMMANDS = {
-    "predict": "Say which contigs or reads are viral.",
+    "predict": "Classify each contig or read as viral or not.",
     "train": "Train a classifier on labelled genomes.",
-    "evaluate": "Measure scores against contigs of known kind.",
-    "embed": "Embed proteins or DNA into one validated file.",
+    "evaluate": "Measure scores against known contigs, or compare the calls of several tools.",
+    "embed": "Embed proteins or DNA on every GPU, into one validated file.",
     "label-reads": "Call reads by the contigs that they map to.",
     "index": "Check FASTA files and write a sequence index.",
-    "verify": "Check a finished run again.",
-    "status": "Say how a run is, from anywhere that sees its folder.",
+    "verify": "Check the files of a finished run.",
+    "status": "Show the state of a run, from any host that sees its folder.",
     "serve-reports": "Serve reports of runs to browsers.",
-    "models": "The models that sequences are embedded and classified with.",
+    "models": "List the models, and convert classifiers.",
 }
 COMPLETE = "_VIRNUCPRO_COMPLETE"
 """Variable with which the completion of a shell calls the program; the line is in another."""
@@ -51,7 +51,7 @@ def command_line(asked: str | None = None) -> typer.Typer:
     """Return the command line; given the first word *asked*, only the command of that name can run, if there is one."""
     app = typer.Typer(
         name="virnucpro",
-        help="Tell which contigs or reads of a metagenome are viral.",
+        help="Classify contigs and reads as viral or not; embed proteins and DNA.",
         context_settings={"help_option_names": ["-h", "--help"]},
         rich_markup_mode=None,
         pretty_exceptions_enable=False,
@@ -106,7 +106,7 @@ def main() -> None:
             _leave(ExitCode.INTERNAL)
         text = str(error) if isinstance(error, BadInputError) else f"virnucpro: {error}"
         lines = text.split("\n") if isinstance(error, BadInputError | WorkersFailedError) else [text]
-        print("\n".join(map(printable, lines)), file=sys.stderr)  # a path may hold anything
+        print(wrapped("\n".join(map(printable, lines)), sys.stderr), file=sys.stderr)  # a path may hold anything
         _leave(error.exit_code)
 
 

@@ -45,6 +45,8 @@ class Knob:
     """Name in the settings of ``run.json``; empty: the field's name."""
     faces: str = "command form library"
     """Where it can be set."""
+    panel: str = ""
+    """Heading in the help of a command; empty: "Advanced", with the name of its box."""
 
     @property
     def automatic(self) -> str:
@@ -163,9 +165,9 @@ class Setting:
         return self.knob.argument or self.path[-1]
 
     @property
-    def group(self) -> str:
-        """Heading of its box; empty where it is in none."""
-        return self.path[0].capitalize() if len(self.path) > 1 else ""
+    def panel(self) -> str | None:
+        """Its heading in the help of a command; None where that is the usual one."""
+        return self.knob.panel or (f"Advanced ({self.path[0]})" if len(self.path) > 1 else None)
 
     @property
     def option(self) -> str:

@@ -44,6 +44,11 @@ MOST_PORT = 65535
 """Largest port of TCP."""
 
 
+OFTEN = "Options"
+"""Heading of the options that most people use, in the help of a command."""
+OF_CALLS = "Advanced (calls)"
+
+
 # A table: each setting in as few lines as it takes.
 # fmt: off
 
@@ -80,12 +85,12 @@ class Hardware(Box):
     devices: str = knob(
         "auto", "Devices",
         "auto: every GPU that is free, else the CPU. auto:2: two free GPUs. cpu. Or a list such as 0,1. A run waits "
-        "for a GPU that another run on this host holds.", text=texts.DEVICES, metavar="LIST"
+        "for a GPU that another run on this host holds.", text=texts.DEVICES, metavar="LIST", panel=OFTEN
     )
     workers: int = knob(
         0, "CPU workers",
-        "CPU processes; on a cluster the most tasks at a time, with SLURM the workers of its jobs. Not for a list of "
-        "GPUs.", ge=0, le=1024, metavar="N",
+        "CPU processes; on a cluster at most so many tasks at a time, with SLURM the workers of its jobs. Not for a "
+        "list of GPUs.", ge=0, le=1024, metavar="N", panel=OFTEN,
         auto="one per core, as memory and input allow; what a cluster has; one with SLURM"
     )
     workers_per_device: int = knob(
@@ -172,7 +177,7 @@ class ContigRules(Box):
     allow_empty: bool = _ALLOW_EMPTY
     min_length: int = knob(
         0, "Shortest contig", "Nucleotides below which contigs are listed but not classified.", ge=0,
-        le=UNLIMITED_LETTERS, metavar="NT", unit="nt", auto="none", decides=True
+        le=UNLIMITED_LETTERS, metavar="NT", unit="nt", auto="none", decides=True, panel=OFTEN
     )
 
 
@@ -214,7 +219,7 @@ class EmbeddingResult(Box):
         "single: the file embeddings.h5. sharded: the folder embeddings, of files of neighbouring rows and an index of "
         "their ids. parquet: the file embeddings.parquet (needs the extra parquet). "
         f"auto: sharded from {AUTO_SHARDED_ROWS:,} rows or {AUTO_SHARDED_BYTES >> 30} GiB; a folder keeps its form.",
-        option="--result-form", argument="result_form", decides=True, recorded="result_form"
+        option="--result-form", argument="result_form", decides=True, recorded="result_form", panel=OFTEN
     )
     keep_shards: bool = knob(False, "Keep shards", "Keep each worker's shard beside the result.")
 
@@ -226,7 +231,7 @@ class PredictionOutput(Box):
     restart: bool = RESTART
     formats: list[TableFormat] = knob(
         [], "Formats", "Formats of the table of contigs; TSV is always written. May be given twice.", option="--format",
-        auto="those of the folder, at first tsv"
+        auto="those of the folder, at first tsv", panel=OFTEN
     )
     keep: Keep = knob(
         Keep.AUTO, "Keep",
@@ -328,7 +333,7 @@ class EmbeddingSettings(RunSettings):
     model: FilePath = knob(
         DEFAULT_PROTEIN_MODEL, "Model",
         "A name from `virnucpro models list`, or the path of a fair-esm .pt file or of DNABERT-S weights.",
-        text=texts.MODEL, metavar="NAME|PATH", auto="the bundled demonstration encoder", decides=True
+        text=texts.MODEL, metavar="NAME|PATH", auto="the bundled demonstration encoder", decides=True, panel=OFTEN
     )
     sequences: SequenceRules = SequenceRules()
     result: EmbeddingResult = EmbeddingResult()
@@ -340,33 +345,33 @@ class PredictionSettings(RunSettings):
     classifier: FilePath = knob(
         DEFAULT_CLASSIFIER, "Classifier",
         "A bundled classifier, or the folder of one that `virnucpro train` or `virnucpro models convert-classifier` "
-        "made.", text=texts.CLASSIFIER, metavar="NAME|PATH", auto=DEFAULT_CLASSIFIER, decides=True
+        "made.", text=texts.CLASSIFIER, metavar="NAME|PATH", auto=DEFAULT_CLASSIFIER, decides=True, panel=OF_CALLS
     )
     threshold: float | None = knob(
         None, "Threshold",
-        "P(virus) from which a contig is called viral: the posterior where the prior is on, else the score. Below the "
-        "smaller of P and 1 - P it is called not viral.", gt=0, lt=1, metavar="P",
+        "Contigs are called viral from this score on; from this posterior on where the share of viruses is known "
+        "(--prior). Below the smaller of P and 1 - P they are called not viral.", gt=0, lt=1, metavar="P", panel=OFTEN,
         auto="that of the folder, at first the classifier's"
     )
     prior: str = knob(
         "", "Prior",
         "Share of viruses among the contigs. auto: estimated from their scores, where at least "
-        f"{LEAST_PRIOR_CONTIGS} have one. Contigs are then called by their posterior, P(virus) in this sample. off: by "
-        "their score.", text=texts.PRIOR, metavar="auto|FRACTION|off",
+        f"{LEAST_PRIOR_CONTIGS} have one. Contigs are then called by their posterior: the score, given this share. "
+        "off: by their score.", text=texts.PRIOR, metavar="auto|FRACTION|off", panel=OF_CALLS,
         auto="that of the folder, at first auto"
     )
     fdr: float | None = knob(
         None, "False discovery rate",
         "Call contigs viral from the lowest score whose expected false discovery rate in this sample is at most Q. "
-        "Needs the prior, and excludes a threshold.", gt=0, lt=1, metavar="Q", auto="that of the folder, at first none"
+        "Needs the prior, and excludes a threshold.", gt=0, lt=1, metavar="Q", panel=OFTEN,
+        auto="that of the folder, at first none"
     )
     cascade: str = knob(
         CASCADE_AUTO, "Cascade",
         "Which contigs are embedded. auto: none for a classifier of composition alone, as the bundled one is; all for "
         "others. off: all. LOW,HIGH: those whose composition score (by the bundled classifier, unless the classifier "
         "has one) is between the two; the others keep that score.", text=texts.CASCADE,
-        metavar="auto|off|LOW,HIGH",
-        decides=True
+        metavar="auto|off|LOW,HIGH", panel=OF_CALLS, decides=True
     )
     models: Models = Models()
     contigs: ContigRules = ContigRules()

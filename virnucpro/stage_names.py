@@ -25,7 +25,7 @@ EMBEDDING = {
 }
 PREDICTION = {
     "index": StageNames(_INDEX, "index_contigs"),
-    "composition": StageNames("scoring contigs: composition and genes", label="composition scores"),
+    "composition": StageNames("scoring contigs: composition, genes, homology", label="composition scores"),
     "aggregate_scores": StageNames("putting the scores together", "aggregate_scores"),
     "validate_scores": StageNames("checking the scores", "validate_scores"),
     "fragments": StageNames("cutting the contigs into chunks and frames", "cut_fragments", "chunks and reading frames"),

@@ -27,7 +27,7 @@ from virnucpro.pipeline.work.work import Work
 START_S = 60
 """Seconds for the first worker to appear."""
 ANSWER_S = 10.0
-"""Seconds for the scheduler to say which workers it has."""
+"""Seconds for the scheduler to list its workers."""
 AHEAD = 2
 """Units at the scheduler for each slot: one that waits keeps a later run from taking the slot in between."""
 
@@ -35,11 +35,10 @@ AHEAD = 2
 @contextmanager
 def dask_engine(address: str, *, workers: int, on_cpus: bool) -> Iterator[Engine]:
     """
-    Start a cluster on this machine, or connect to the one at *address*.
+    Start a cluster on this machine, or connect to the scheduler at *address*.
 
-    Args:
-        address: ``HOST:PORT`` of its scheduler, ``slurm`` for workers started by SLURM; empty starts a cluster.
-        workers: At the same time; 0 for as many as there are slots.
+    *address*: ``HOST:PORT``, ``slurm`` for workers started by SLURM; empty starts a cluster. *workers*: at most; 0 for
+    as many as there are slots.
     """
     distributed, dask = imported("distributed", "dask"), imported("dask", "dask")
     logging.getLogger("distributed").setLevel(logging.WARNING)
@@ -78,7 +77,7 @@ class _DaskEngine(Engine):
 
     @property
     def slot(self) -> dict[str, Any]:
-        """What a task asks for."""
+        """Resources of a task."""
         return {"resources": {"GPU": 1}} if self.has_gpus else {}
 
     def workers(self) -> dict[str, tuple[str, int]]:
@@ -182,7 +181,6 @@ class _Tasks(UnitWorkers):
         self._client.unregister_worker_plugin(self._name)
 
     def close(self) -> None:
-        """End every process, then the plugin."""
         if self._client.status == "running" and not self._computing:
             with suppress(Exception):  # a worker is lost
                 self._client.run(end_units, self._name, on_error="ignore")

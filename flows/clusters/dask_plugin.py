@@ -14,12 +14,7 @@ MESSAGES_INTERVAL_S = 1.0
 
 
 class Plugin:
-    """
-    Keeps the unit workers of one run on one of Dask's workers.
-
-    Args:
-        name: Of the plugin, and of what the run has at the scheduler.
-    """
+    """Keeps the unit workers of one run on one of Dask's workers; *name*: its own, and the run's at the scheduler."""
 
     def __init__(self, name: str, run: Work, limits: RunLimits) -> None:
         self.name, self._run, self._limits = name, run, limits
@@ -40,7 +35,7 @@ class Plugin:
         with self._lock:
             one = self._free.pop() if self._free else None
         if one is None:
-            for other in self._dask_worker.plugins.values():  # of other runs, whose turn it is not
+            for other in self._dask_worker.plugins.values():  # of other runs
                 if isinstance(other, Plugin) and other is not self:
                     other.end_idle()
             one = UnitWorker(self._run, self._next_rank(), self._limits)
@@ -54,7 +49,6 @@ class Plugin:
             self._send()
 
     def end(self, *, at_once: bool = False) -> None:
-        """End every process."""
         for one in list(self._all):
             one.close(at_once=at_once)
         self._send()

@@ -28,7 +28,7 @@ NOTICE_S = 10.0
 SLOTS_INTERVAL_S = 2.0
 """Seconds between two looks at the slots."""
 REST_S = 60.0
-"""Seconds after which a worker whose host was refused is asked again."""
+"""Seconds after which a worker on a refused host is asked again."""
 _LOOK_S = 0.1
 
 
@@ -36,12 +36,10 @@ class UnitWorkers(ABC):
     """The workers of one run, as many as the cluster has slots at any time."""
 
     @abstractmethod
-    def has_room(self) -> bool:
-        """Whether a worker waits for a unit."""
+    def has_room(self) -> bool: ...
 
     @abstractmethod
-    def submit(self, unit: Unit) -> None:
-        """Have a unit computed."""
+    def submit(self, unit: Unit) -> None: ...
 
     @abstractmethod
     def look(self, timeout_s: float) -> list[tuple[Unit, UnitRecord | Exception]]:
@@ -53,7 +51,7 @@ class UnitWorkers(ABC):
 
     @abstractmethod
     def messages(self) -> list[dict[str, Any]]:
-        """Return what workers had to say since the last call."""
+        """Return the messages of workers since the last call."""
 
     @abstractmethod
     def are_refused(self) -> bool:
@@ -61,19 +59,15 @@ class UnitWorkers(ABC):
 
     @abstractmethod
     def stop(self) -> None:
-        """End what is computed at the next batch boundary."""
+        """Stop computing at the next batch boundary."""
 
 
 class Engine(ABC):
     """
-    A connected cluster.
+    A connected cluster; *most* workers at a time, 0 for as many as there are slots.
 
     A worker takes one slot: a declared GPU (resource ``GPU`` of Ray's nodes or Dask's workers), or without any a CPU of
     Ray or a worker of Dask.
-
-    Args:
-        most: Workers at the same time; 0 for as many as there are slots.
-        has_gpus: Slots are GPUs.
     """
 
     name: ClassVar[str]
@@ -90,23 +84,13 @@ class Engine(ABC):
         return min(now, self._most or now)
 
     def look(self) -> None:
-        """
-        Check the cluster.
-
-        Raises:
-            ClusterLostError: The scheduler is lost.
-        """
+        """Check the cluster; ClusterLostError where the scheduler is lost."""
         if not self.is_there():
             raise ClusterLostError(self.name)
 
     @contextmanager
     def asking(self) -> Iterator[None]:
-        """
-        Guard requests to the engine.
-
-        Raises:
-            ClusterLostError: The engine is lost, which is why a request failed.
-        """
+        """Guard requests to the engine; ClusterLostError where one failed because the engine is lost."""
         self.look()
         try:
             yield
@@ -123,10 +107,7 @@ class Engine(ABC):
         """
         Call a function once for each item, in any free slot; return the answers in the order of the items.
 
-        An item that the cluster cannot do is done here.
-
-        Raises:
-            ClusterLostError: The scheduler is lost.
+        An item that the cluster cannot do is done here. ClusterLostError where the scheduler is lost.
         """
         calls = self._calls(function, items)
         self._wait_for(calls, least=len(calls))
@@ -136,7 +117,7 @@ class Engine(ABC):
         """
         Call a function in every slot, with its number; wait for the first without limit, as other runs may hold all.
 
-        Slots that are not free *patience_s* after that are left out.
+        Slots that are not free *patience_s* after that are skipped.
         """
         calls = self._calls(function, range(max(1, self.slots)))
         if not self._wait_for(calls, least=1, limit_s=NOTICE_S):
@@ -152,7 +133,7 @@ class Engine(ABC):
             return [self._call(function, item) for item in items]
 
     def _wait_for(self, calls: list[Any], *, least: int, limit_s: float = math.inf) -> list[Any]:
-        """Wait until so many calls are over, or for *limit_s*; return those that are."""
+        """Wait until *least* calls are over, or for *limit_s*; return the calls that are over."""
         deadline_s = time.monotonic() + limit_s
         try:
             while True:
@@ -183,7 +164,7 @@ class Engine(ABC):
 
     @abstractmethod
     def unit_workers(self, run: Work, limits: RunLimits) -> AbstractContextManager[UnitWorkers]:
-        """Return a context with the workers of a run, none of which is left at its end."""
+        """Return a context with the workers of a run; all have ended at its end."""
 
     @abstractmethod
     def _slots_now(self) -> int: ...
@@ -206,7 +187,7 @@ class Engine(ABC):
 
 
 def lost_entry(rank: int) -> dict[str, Any]:
-    """Return what a worker that was lost with its host would have said."""
+    """Return the entry of a worker that was lost with its host."""
     end = {"state": "failed", "failure": "died", "reason": "it was lost with its host", "exit_code": None}
     return {"rank": rank, "ended": {**end, "starts_again": False, "quarantined": []}}
 

@@ -36,8 +36,6 @@ _CLUSTER: ContextVar[Engine | None] = ContextVar("_CLUSTER", default=None)
 
 @dataclass(frozen=True)
 class Runner:
-    """A named runner, not started."""
-
     engine: Literal["threads", "ray", "dask"]
     address: str = ""
     """HOST:PORT; empty for a cluster on this machine, ``slurm`` for workers started by SLURM."""
@@ -78,14 +76,7 @@ def check_runner_allowed(name: str) -> None:
 
 @contextmanager
 def started(runner: Runner, *, workers: int, on_cpus: bool = False) -> Iterator[Engine]:
-    """
-    Start a runner, or connect to its cluster.
-
-    Args:
-        runner: Not ``threads``.
-        workers: At the same time; 0 for as many as the cluster has slots.
-        on_cpus: Compute on CPUs, even where slots are GPUs.
-    """
+    """Start a runner that is not ``threads``, or connect to its cluster; *workers* 0: as many as it has slots."""
     start = ray_engine if runner.engine == "ray" else dask_engine
     with start(runner.address, workers=workers, on_cpus=on_cpus) as engine:
         if engine.slots < 1:
@@ -101,12 +92,7 @@ def started(runner: Runner, *, workers: int, on_cpus: bool = False) -> Iterator[
 
 @contextmanager
 def computing_on(hardware: Hardware, check: Callable[[], object]) -> Iterator[DeviceClaim]:
-    """
-    Yield the devices of this flow run: its own, those of the prediction around it, or a cluster's.
-
-    Args:
-        check: Called before a cluster is requested, which may take hours; raises what would otherwise fail only then.
-    """
+    """Yield this flow run's devices, the prediction's, or a cluster's; *check* raises before a cluster is requested."""
     if (kept_claim := _KEPT.get()) is not None:
         yield kept_claim
         return

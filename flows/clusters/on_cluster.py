@@ -1,8 +1,4 @@
-"""
-Work on a cluster, blocks or contigs: the engine computes units of it; the driver keeps the book of them.
-
-Whatever is lost with a worker or host is found undone, and given to another. The driver exports what all workers say.
-"""
+"""Work on a cluster, blocks or contigs: the engine computes units of it; the driver records and exports their state."""
 
 import threading
 from collections.abc import Callable, Sequence
@@ -51,8 +47,6 @@ class OnCluster(Executor):
         """Why the first host was refused."""
 
     def probe(self, run_id: str) -> Callable[..., list[DeviceProbe]]:
-        """See ``Executor.probe``: every free GPU is probed."""
-
         def probe(*args: Any) -> list[DeviceProbe]:
             here = partial(probe_device_here, *args, run_id=run_id)
             return [one for of_slot in self._engine.ask_slots(here, patience_s=PROBE_S) for one in of_slot]
@@ -61,11 +55,11 @@ class OnCluster(Executor):
 
     def compute(self, work: Work, limits: RunLimits, telemetry: WorkTelemetry, stop: threading.Event) -> None:
         """
-        Compute what is left of the work, here where it is little; an interrupt stops workers at their next batch.
+        Compute the remaining work, here where it is little; an interrupt stops workers at their next batch.
 
         Raises:
-            HostCheckError: No host sees the input, the folder and the weights that the run has.
-            ClusterLostError: The cluster's scheduler is gone.
+            HostCheckError: No host sees the input, the folder and the weights of the run.
+            ClusterLostError: The cluster's scheduler is lost.
         """
         if work.is_small:
             self._reasons = recovery = work.recovery(limits, telemetry)
@@ -155,7 +149,7 @@ class OnCluster(Executor):
                 book.close((rank.failure or FailureClass.DIED.value, rank.attempts))
 
     def _refuse(self, book: UnitBook) -> None:
-        """Give up what is left, as no worker of the cluster can compute it."""
+        """Give up the remaining units, as no worker of the cluster can compute them."""
         if self._problem is not None:
             raise self._problem
         lost = [rank for rank in self._ranks.values() if rank.failure is not None]

@@ -31,13 +31,7 @@ CLOSE_S = 60.0
 
 @contextmanager
 def ray_engine(address: str, *, workers: int, on_cpus: bool) -> Iterator[Engine]:
-    """
-    Start a cluster on this machine, or connect to the one at *address*.
-
-    Args:
-        address: ``HOST:PORT`` of its client server; empty starts a cluster.
-        workers: At the same time; 0 for as many as there are slots.
-    """
+    """Start a cluster on this machine, or connect to the client server at *address*; *workers* 0: one a slot."""
     ray = imported("ray", "ray")
     options: dict[str, Any] = {"log_to_driver": False, "configure_logging": False}
     if address:
@@ -67,7 +61,7 @@ class _RayEngine(Engine):
 
     @property
     def slot(self) -> dict[str, int]:
-        """What a worker takes."""
+        """Resources of a worker."""
         return {"num_gpus": 1, "num_cpus": 0} if self.has_gpus else {"num_cpus": 1}
 
     def is_there(self) -> bool:
@@ -118,7 +112,7 @@ def _called(function: Callable[[Any], Any], item: Any) -> Any:
 
 
 class _Actors(UnitWorkers):
-    """An actor a slot; those that wait for one have none of our units."""
+    """An actor a slot; those that wait for one have no unit."""
 
     def __init__(self, engine: _RayEngine, run: Work, limits: RunLimits) -> None:
         self._engine, self._ray = engine, engine.ray
@@ -175,7 +169,6 @@ class _Actors(UnitWorkers):
             actor.close.remote(at_once=True)
 
     def close(self) -> None:
-        """End every actor, after its process."""
         closing = [actor.close.remote() for rank, actor in self._actors.items() if rank in self._alive]
         if closing:
             self._ray.wait(closing, num_returns=len(closing), timeout=CLOSE_S)
@@ -198,7 +191,7 @@ class _Actors(UnitWorkers):
         return next((rank for rank in sorted(usable) if self._resting_s.get(rank, 0.0) < now_s), None)
 
     def _ended(self, call: Any) -> tuple[Unit, UnitRecord | Exception] | None:
-        """Take in a call that is over; return the unit that it computed, if it did."""
+        """Handle a call that is over; return the unit that it computed, if it did."""
         rank, unit = self._computing.pop(call, (None, None))
         rank = self._asked.pop(call) if rank is None else rank
         try:

@@ -1,8 +1,8 @@
 """
 Dask workers as SLURM jobs, through dask-jobqueue, whose configuration describes a job.
 
-dask-jobqueue submits jobs as there is work, again where one ends before it, and cancels them at the end. What is ours
-is to say why nothing happens: SLURM refuses the jobs, they wait, or they end before a worker has connected.
+dask-jobqueue submits jobs as there is work, again where one ends before it, and cancels them at the end. This module
+adds the reason why nothing happens: SLURM refuses the jobs, they wait, or they end before a worker has connected.
 """
 
 import importlib
@@ -101,12 +101,7 @@ def _submit_the_first(cluster: Any) -> None:
 
 
 def wait_for_worker(cluster: Any) -> None:
-    """
-    Wait without limit until a worker has connected; what SLURM says of the jobs is logged.
-
-    Raises:
-        ConfigurationError: SLURM refuses the jobs, or all ended before a worker connected.
-    """
+    """Wait until a worker has connected, logging SLURM's state; ConfigurationError where no job can start one."""
     logged, queued_before = "", False
     looked_s = -LOOK_S
     while not cluster.scheduler_info["workers"]:

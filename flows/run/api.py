@@ -5,7 +5,7 @@ Prefect's own ephemeral server shares our process group: Ctrl-C would end it bef
 would orphan it. This one has its own session and ends with us, however we end. A flow in the process of a command has
 the errors and the signals of the plain command.
 
-What of it works around Prefect is in CONTRIBUTING.md, with versions and issues.
+CONTRIBUTING.md lists the Prefect versions and issues that make this necessary.
 """
 
 import fcntl
@@ -65,7 +65,7 @@ def run_here(flow: Flow[..., Any], /, *, is_quiet: bool = False, **parameters: A
     """
     Run a flow in this process, against the API that the environment names or an embedded server; return its outcome.
 
-    *is_quiet*: no lines on standard error that say what goes on.
+    *is_quiet*: no lines about progress on standard error.
 
     Raises:
         VirNucProError: As the plain command would raise, with the same exit code.
@@ -169,8 +169,13 @@ def _show_warnings_only() -> None:
     """Show only Prefect's warnings on the terminal: its links lead to a server that ends with the command."""
     for handler in logging.getLogger().handlers:
         if isinstance(handler, PrefectConsoleHandler):
-            handler.addFilter(lambda record: record.levelno >= logging.WARNING)
+            handler.addFilter(_is_for_the_user)
             handler.setFormatter(logging.Formatter("%(asctime)s  %(message)s", "%H:%M:%S"))
+
+
+def _is_for_the_user(record: logging.LogRecord) -> bool:
+    """Whether it is a warning, and not that Prefect's log lines are still on their way."""
+    return record.levelno >= logging.WARNING and not record.getMessage().startswith("Still processing items")
 
 
 def _wait_until_healthy(url: str, server: subprocess.Popen[bytes], timeout_s: float) -> None:

@@ -53,7 +53,7 @@ def publish_embedding(result: RunResult) -> None:
 
 def publish_prediction(result: PredictionResult) -> None:
     """Leave the summary, the likeliest contigs, the report as a link or path, and a table of what is missing."""
-    layout = PredictionLayout(result.output_dir.absolute())  # who reads the page does not know our working directory
+    layout = PredictionLayout(result.output_dir.absolute())  # readers of the page do not know our working directory
     where = markdown_text(str(layout.output_dir))
     create_markdown_artifact(markdown=report_markdown(layout), key="predict-summary", description=where)
     create_table_artifact(

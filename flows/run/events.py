@@ -73,7 +73,6 @@ def _exit_code(kind: str, outcome: Any) -> ExitCode:
 
 
 def _counts(outcome: Any) -> dict[str, int]:
-    """Return the figures of a result, or of an error that has some."""
     if isinstance(outcome, PredictionResult):
         return dict(outcome.counts)
     if isinstance(outcome, RunResult):
@@ -84,7 +83,6 @@ def _counts(outcome: Any) -> dict[str, int]:
 
 
 def _paths(outcome: Any) -> dict[str, str]:
-    """Return the result's files, absolute."""
     found: dict[str, Path | str | None] = {}
     if isinstance(outcome, PredictionResult):
         found = {"contigs": outcome.contigs_path, "report": outcome.report_path}

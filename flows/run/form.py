@@ -73,12 +73,7 @@ def form_of(kind: type[RunSettings]) -> Callable[[Function], Function]:
 
 
 def settings_of_form(kind: type[Settings], fields: Mapping[str, Any]) -> Settings:
-    """
-    Return the settings that a form has.
-
-    Raises:
-        ConfigurationError: Values exclude each other in a way that only the worker can check.
-    """
+    """Return the settings that a form has; ConfigurationError for values that only the worker can check."""
     try:
         return kind(**fields)
     except ValidationError as error:

@@ -38,7 +38,7 @@ def say_how_to_continue(flow: Flow[..., Any], flow_run: FlowRun, state: State[An
     """
     Leave the folder of a run that failed, crashed or was cancelled resumable, and say how to resume.
 
-    A run that is a part of another says nothing: the whole does.
+    A run that is a part of another reports nothing: the outer run does.
     """
     if flow_run.parent_task_run_id is not None:
         return

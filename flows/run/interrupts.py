@@ -9,7 +9,7 @@ Prefect stops a running process on cancellation alone. A run that is suspended, 
 cancelled while it is suspended would compute to its end. So a thread reads the run's own state every ten seconds, and
 the main thread gets an error likewise. A server that does not answer stops nothing.
 
-Both work around Prefect; CONTRIBUTING.md has the versions and issues, so that they can go.
+CONTRIBUTING.md lists the Prefect versions and issues that make both necessary.
 """
 
 import signal
@@ -39,14 +39,10 @@ _SIGNAL = signal.SIGUSR1
 @contextmanager
 def time_limit(minutes: float) -> Iterator[None]:
     """
-    Interrupt the block after so many minutes.
+    Interrupt the block after *minutes* with ``TimeLimitError``; 0 is no limit.
 
-    Args:
-        minutes: Of the wall clock; 0 is no limit. Within another limit, that one continues after the block.
-
-    Raises:
-        TimeLimitError: The time has passed.
-        ConfigurationError: There is a limit, and this is not the main thread, which alone can be interrupted.
+    Within another limit, that one continues after the block. Only the main thread can be interrupted: elsewhere a limit
+    is a ConfigurationError.
     """
     if not minutes:
         yield
@@ -83,12 +79,9 @@ class NotToRunError(StoppedError):
 @contextmanager
 def watched() -> Iterator[None]:
     """
-    Interrupt the block once the server no longer has this flow run as running here.
+    Interrupt the block with ``NotToRunError`` once the server no longer has this flow run as running here.
 
     Does nothing for a part of another run, which is watched as a whole, and outside of the main thread.
-
-    Raises:
-        NotToRunError: So it is.
     """
     context = FlowRunContext.get()
     run = None if context is None else context.flow_run
@@ -109,8 +102,6 @@ def watched() -> Iterator[None]:
 
 
 class _Watch:
-    """Looks at a run in a thread, and interrupts the main thread."""
-
     def __init__(self, run: FlowRun) -> None:
         self._run_id = run.id
         self._state_id = None if run.state is None else run.state.id
@@ -121,7 +112,6 @@ class _Watch:
         self._sending = threading.Lock()
 
     def look(self) -> None:
-        """Look every now and then until the block is over."""
         while not self._over.wait(LOOK_S if self._found is None else AGAIN_S):
             self._found = self._found or self._not_to_run()
             with self._sending:
@@ -129,12 +119,10 @@ class _Watch:
                     signal.pthread_kill(threading.main_thread().ident or 0, _SIGNAL)
 
     def ring(self, _number: int, _frame: object) -> None:
-        """Handle the signal in the main thread."""
         assert self._found is not None
         raise NotToRunError(self._found)
 
     def end(self) -> None:
-        """Send no further signal."""
         with self._sending:
             self._over.set()
 

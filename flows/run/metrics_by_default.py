@@ -1,8 +1,4 @@
-"""
-Where the runs of this machine's worker serve their metrics, unless its environment says otherwise.
-
-The shipped ``prometheus.yml`` looks into the same two folders.
-"""
+"""Where runs of this machine's worker serve metrics by default: in the folders of the shipped ``prometheus.yml``."""
 
 import os
 from pathlib import Path

@@ -1,7 +1,7 @@
 """
 Names of runs: a typed name stays, a generated one becomes what the run does.
 
-Prefect gives every run a name, and nothing on the run says who chose it. A generated name has a form of its own: two
+Prefect names every run without recording whether the name is generated. Generated names have a form of their own: two
 words of the library coolname from the server and the command line ("vehement-crane"), and one of a few adjectives with
 an animal from the form of Prefect's page ("Rustic-Gecko"). The old page's ("sigma4-aquilae") are like names of samples
 and stay.
@@ -35,7 +35,6 @@ def run_name(form: str) -> Callable[[], str]:
 
 
 def is_generated(name: str) -> bool:
-    """Whether Prefect made the name of a run up."""
     adjective, _, noun = name.partition("-")
     return _PAGE.fullmatch(name) is not None or (adjective in _words("adj_any") and noun in _words("subj"))
 

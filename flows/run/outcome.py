@@ -35,12 +35,9 @@ def ended(work: Callable[[], State[Any]], limits: Limits | None = None) -> State
     """
     Return the final state of a flow run: what *work* returns, or its error as a state.
 
-    At the time limit *work* is interrupted; it runs in this thread, the main thread of its process. What the program
-    logs meanwhile goes to Prefect, too.
-
-    Raises:
-        Abort: The server no longer has the run as running: it was stopped, and its state there stays.
-        Pause: Likewise, of a run that is suspended.
+    At the time limit *work* is interrupted; it runs in this thread, the main thread of its process, and what the
+    program logs meanwhile goes to Prefect. Raises Prefect's Abort or Pause where the server no longer has the run as
+    running: its state there stays.
     """
     send_lines_to_prefect()
     try:

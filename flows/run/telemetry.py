@@ -74,11 +74,11 @@ class ProgressArtifacts:
         self._thread.start()
 
     def update(self, snapshot: RunSnapshot) -> None:
-        """Take in how the run is; the thread shows it next."""
+        """Record how the run is; the thread shows it next."""
         self._latest = snapshot
 
     def say(self, text: str) -> None:
-        """Ignore it: the flow run's log has it."""
+        """Do nothing: the flow run's log has it."""
 
     def close(self) -> None:
         """Show the last state, if the API answers soon."""
@@ -167,7 +167,7 @@ class LoggedTenths:
             self._logger.info("%s", text)
 
     def say(self, text: str) -> None:
-        """Ignore it: the log has it."""
+        """Do nothing: the log has it."""
 
     def close(self) -> None:
         """Do nothing: the end of a stage has a line of its own."""
@@ -177,12 +177,12 @@ class _Lines(PlainView):
     """Lines on standard error, as without a flow: a command's embedded server has no UI. A worker shows the log."""
 
     def say(self, text: str) -> None:
-        """Ignore it: the flow run's log shows the same line."""
+        """Do nothing: the flow run's log shows the same line."""
 
 
 @contextmanager
 def run_telemetry(metrics: MetricsOptions) -> Iterator[RunTelemetry]:
-    """Yield the telemetry of this flow run, shared with an enclosing flow of ours."""
+    """Yield the telemetry of this flow run, shared with an enclosing flow of VirNucPro."""
     current = _CURRENT.get()
     if current is not None:
         yield current
@@ -214,7 +214,6 @@ def send_lines_to_prefect() -> None:
 
 
 def log_level(name: str) -> int:
-    """Return the standard library's number of a level."""
     return logging.getLevelNamesMapping()[name.upper()]
 
 
@@ -262,7 +261,7 @@ def _labels() -> dict[str, str]:
 
 
 class Tenths:
-    """Says when the next line is due; the end of the work has a line of its own."""
+    """When the next line is due; the end of the work has a line of its own."""
 
     def __init__(self) -> None:
         self._said, self._said_s = 0, time.monotonic()

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import io
 import json
 import os
 import re
@@ -21,6 +22,7 @@ from virnucpro.errors import ExitCode
 from virnucpro.knobs import settings_of
 from virnucpro.settings import PredictionSettings
 from virnucpro.telemetry.show.progress import PlainView
+from virnucpro.telemetry.show.standard_error import wrapped
 from virnucpro.telemetry.show.status_file import from_json, to_json
 from virnucpro.telemetry.show.terminal import Terminal, lines_of
 from virnucpro.telemetry.snapshot import WorkSnapshot
@@ -38,15 +40,45 @@ def test_a_command_alone_shows_its_help_and_succeeds(command):
     assert run(*command) == run(*command, "--help")
 
 
-def test_each_option_of_a_box_stands_under_its_heading_and_the_usual_ones_come_first():
-    headings = re.split(r"^(\w+):$", run("predict", "--help").out, flags=re.MULTILINE)
+def test_the_ten_options_that_most_people_use_come_first_and_the_others_under_advanced():
+    headings = re.split(r"^(\S.*):$", run("predict", "--help").out, flags=re.MULTILINE)
     sections = dict(zip(headings[1::2], headings[2::2], strict=True))
     assert [*sections][:2] == ["Arguments", "Options"]
     for setting in settings_of(PredictionSettings, face="command"):
         where = [
-            title for title, text in sections.items() if re.search(rf"^  (-o, )?{setting.option}\b", text, re.MULTILINE)
+            title
+            for title, text in sections.items()
+            if re.search(rf"^  (-o, )?{setting.option}(?![\w-])", text, re.MULTILINE)
         ]
-        assert where == [setting.path[0].capitalize() if len(setting.path) > 1 else "Options"]
+        assert where == [setting.panel]
+    often = re.findall(r"^  (?:-\w, )?(--[\w-]+)", sections["Options"], re.MULTILINE)
+    assert set(often) - {"--help"} == {
+        *("--output", "--threshold", "--fdr", "--min-length", "--format", "--devices", "--workers"),
+        *("--flow", "--json", "--quiet"),
+    }
+    assert all(title.startswith("Advanced (") for title in [*sections][2:])
+
+
+def test_a_sentence_is_broken_between_words_on_a_narrow_terminal(monkeypatch):
+    class Terminal(io.StringIO):
+        def isatty(self):
+            return True
+
+        def fileno(self):
+            return 0
+
+    monkeypatch.setattr(os, "get_terminal_size", lambda _: os.terminal_size((30, 24)))
+    text = (
+        "29 contigs: 15 virus\n  Too few contigs (29; 200 needed) to estimate the share of viruses\n/a/path/" + "x" * 40
+    )
+    assert wrapped(text, Terminal()).split("\n") == [
+        "29 contigs: 15 virus",
+        "  Too few contigs (29; 200",
+        "    needed) to estimate the",
+        "    share of viruses",
+        "/a/path/" + "x" * 40,
+    ]
+    assert wrapped(text, io.StringIO()) == text
 
 
 @pytest.fixture(scope="module")
@@ -103,7 +135,7 @@ def test_workers_on_contigs_are_shown_with_contigs_and_nucleotides(capsys):
     assert "60.0 %, 10,000 nt/s, about 8 s left, 300 of 1,000 contigs on disk" in capsys.readouterr().err
     terminal = Terminal(ShownTerminal(columns=80))
     head, first, _, every, note = (line.plain for line in lines_of(snapshot, terminal, tick=0))
-    assert head == "⠋ scoring contigs: composition and genes, 12 s"
+    assert head == "⠋ scoring contigs: composition, genes, homology, 12 s"
     assert first.startswith("rank 0 cpu")
     assert first.endswith("60 %  150 contigs   5,000 nt/s  0:08 left")
     assert every.endswith("60 %  300 contigs  10,000 nt/s  0:08 left")

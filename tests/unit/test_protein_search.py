@@ -35,6 +35,18 @@ START, STOP = encode(b"ATG"), encode(b"TAA")
 RECORDS = ("A1 a phage", "B2", "C3 a host")
 
 
+def test_a_search_tells_its_share_up_to_the_end(known, proteins, chooser, monkeypatch):
+    monkeypatch.setattr(protein_search, "PASS_NT", 300)
+    monkeypatch.setattr(protein_search, "_PLACES_AT_ONCE", 100)
+    shares = []
+    codes = [coding(protein, chooser) for protein in proteins]
+    hits = known.search(codes, on_share=shares.append)
+    assert shares == sorted(shares)
+    assert len(shares) > 4
+    assert shares[-1] == pytest.approx(1)
+    assert np.array_equal(hits.proteins, known.search(codes).proteins)
+
+
 def plain_alignment(first, second):
     """Return the best score of a local alignment, cell by cell (Gotoh 1982)."""
     scores, down, best = np.zeros(len(second) + 1), np.full(len(second) + 1, -np.inf), 0

@@ -59,6 +59,25 @@ def two_ranks(*, folder="nowhere", **callbacks):
     return run
 
 
+def test_a_rank_that_tells_its_share_of_a_long_batch_moves_with_a_rate(clock):
+    run = two_ranks()
+    say(run, 0, {"kind": "model_loaded", "seconds": 1.0}, {"kind": "start", "block": 0, "tokens": TOKENS})
+    for share in (25, 50, 75):
+        clock.now_s += 1
+        say(run, 0, {"kind": "share", "block": 0, "tokens": share})
+        rank = run.snapshot().ranks[0]
+        assert rank.tokens_left == 3 * TOKENS - share
+        assert rank.tokens_per_second == pytest.approx(25)
+    clock.now_s += 1
+    done = {"kind": "progress", "block": 0, "rows": 4, "batch_tokens": TOKENS, "planned_tokens": TOKENS}
+    say(run, 0, {**done, "seconds": 4.0, "packing": 1.0, "oom_splits": 0})
+    rank = run.snapshot().ranks[0]
+    assert (rank.tokens_left, rank.tokens_per_second) == (2 * TOKENS, pytest.approx(25))
+    say(run, 0, {"kind": "share", "block": 2, "tokens": 30})
+    run.ranks[0].end_attempt()
+    assert run.snapshot().ranks[0].tokens_left == 2 * TOKENS
+
+
 def starts(run, rank, blocks):
     run.ranks[rank].begin_attempt()
     run.assigned(rank, blocks)

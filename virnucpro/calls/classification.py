@@ -50,12 +50,7 @@ def classify_frames(
     threads: int,
     stop: threading.Event | None = None,
 ) -> dict[str, int]:
-    """
-    Score every kept frame that has both embeddings; return the numbers of ``frames`` and of ``scored`` ones.
-
-    Raises:
-        StoppedError: *stop* was set.
-    """
+    """Score every frame that has both embeddings; return the numbers of ``frames`` and of ``scored`` ones."""
     frames = scored = 0
     with ExitStack() as stack:
         dna_rows, protein_rows = (stack.enter_context(RowStream(path)) for path in (dna, protein))
@@ -90,7 +85,7 @@ def classify_frames(
 
 
 def _refuse_odd(probabilities: FloatArray, names: list[str], classifier: str) -> None:
-    """Raise for the first frame whose scores are not finite."""
+    """Raise for the first frame with scores that are not finite."""
     odd = np.flatnonzero(~np.isfinite(probabilities).all(axis=1))
     if len(odd):
         value = probabilities[odd[0], 1]

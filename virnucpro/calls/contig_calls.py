@@ -2,8 +2,8 @@
 From scores of frames and contigs to calls of contigs: the table, the viral contigs, and viral regions of long ones.
 
 A contig's score comes from its classifier's contig model (``contig_scores``), or else from ``score_by_frames``; where a
-cascade does not embed a contig, it is the composition score. Two limits of the score part viruses, undecided contigs
-and others; ``sample_prior.call_limits`` sets them.
+cascade does not embed a contig, it is the composition score. Two limits of the score separate viral, undecided and
+non-viral contigs; ``sample_prior.call_limits`` sets them.
 """
 
 from __future__ import annotations
@@ -51,13 +51,13 @@ if TYPE_CHECKING:
     PArray = np.ndarray[Any, np.dtype[np.floating[Any]]]
 
 TOO_LITTLE = "low complexity or ambiguous nucleotides: too little is left to score"
-"""Reason of a contig without a score by composition."""
+"""Reason of a contig without a composition score."""
 NO_EVIDENCE = "ambiguous composition, and no known protein is similar"
-"""Reason of a contig without evidence, where the share of viruses does not say how much its score is worth."""
+"""Reason of a contig without evidence, where the share of viruses does not tell what its score is worth."""
 BY_SEQUENCE = "by sequence"
 """Key of the count of embedded contigs with a score but no open frame."""
 ESCAPED_IDS = "escaped ids"
-"""Key of the count of contigs whose id tracks escape."""
+"""Key of the count of contigs with an id that tracks escape."""
 BY_COMPOSITION = "viral by composition"
 """Key of the count of viral contigs without a hit."""
 
@@ -78,7 +78,7 @@ class CallOutputs:
     as_json: bool = False
     as_parquet: bool = False
     genes: WrittenGenes = WrittenGenes.NONE
-    """Contigs whose genes are written."""
+    """Contigs with written genes."""
     only_viral: bool = False
     """Whether tables, tracks and regions hold the viral contigs alone."""
     has_frames: bool = True
@@ -103,8 +103,6 @@ class CallOutputs:
 
 @dataclass(frozen=True, kw_only=True)
 class CallRules:
-    """Settings that decide calls."""
-
     limits: CallLimits
     """Of the scores of contigs."""
     sample: SamplePrior | None
@@ -137,19 +135,11 @@ def call_contigs(
     stop: threading.Event | None = None,
 ) -> tuple[Counter[str], BoolArray]:
     """
-    Call every contig of the input, and list skipped records after them.
-
-    Args:
-        layout: Holds the scores of frames; gets the table, the viral contigs and their tracks.
-        scores_of_contigs: Those that do not come from frames.
+    Call every contig of the input, and list skipped records after them, from the scores in *layout*.
 
     Returns:
-        The number of each call, without skipped records; of the embedded contigs with a score but no open frame, as
-        ``BY_SEQUENCE``; of long ones whose id tracks escape, as ``ESCAPED_IDS``; of viral ones without a hit, as
-        ``BY_COMPOSITION``; and of which contigs genes are wanted, bool (contigs,) in input order.
-
-    Raises:
-        StoppedError: *stop* was set.
+        Count of each call, without skipped records, and counts by ``BY_SEQUENCE``, ``ESCAPED_IDS`` (long contigs) and
+        ``BY_COMPOSITION``; and the contigs with wanted genes, bool (contigs,) in input order.
     """
     num_frames = order.num_frames
     of_frames = map_scores(layout.frame_scores, "frames", num_frames, 2) if num_frames else np.empty((0, 2), np.float32)
@@ -184,8 +174,6 @@ def call_contigs(
 
 
 class _CallFiles:
-    """Context manager that writes the files of calls, each atomically."""
-
     def __init__(self, layout: PredictionLayout, order: FrameOrder, rules: CallRules, outputs: CallOutputs) -> None:
         self._layout, self._index, self._rules, self._outputs = layout, order.index, rules, outputs
         self._stack = ExitStack()
@@ -212,12 +200,7 @@ class _CallFiles:
         found: Sequence[ContigCall],
         long_contigs: Iterator[tuple[int, str, list[ViralRegion]]],
     ) -> None:
-        """
-        Write the contigs of a batch.
-
-        Args:
-            long_contigs: Place in the batch of each, its bedGraph lines, and its viral regions.
-        """
+        """Write the contigs of a batch; of each long one its place in the batch, bedGraph lines, and viral regions."""
         outputs = self._outputs
         self.table.write([one for one in found if outputs.lists(one.call)])
         for position, one in zip(batch.positions.tolist(), found, strict=True):
@@ -297,7 +280,7 @@ def _evidence_columns(
 
 
 def _unscored(one: ContigCall, why: tuple[str, int]) -> ContigCall:
-    """Return the call of a contig that ended the processes which computed its composition."""
+    """Return the call of a contig that ended the processes computing its composition."""
     if one.call is not Call.UNDECIDED:  # too short for a score, or scored by its embeddings
         return one
     failure, attempts = why
@@ -305,7 +288,7 @@ def _unscored(one: ContigCall, why: tuple[str, int]) -> ContigCall:
 
 
 def _rounded(numbers: DoubleArray, digits: int) -> list[float | None]:
-    """Return numbers of so many significant digits, None for NaN."""
+    """Return numbers of *digits* significant digits, None for NaN."""
     return [float(f"{number:.{digits}g}") if number == number else None for number in numbers.tolist()]  # noqa: PLR0124
 
 
@@ -338,7 +321,7 @@ def _call_and_reason(
 
 
 def _what_is_missing(frames: int, scored: int) -> str:
-    """Return what the score by a contig model that reads embeddings lacks, usually nothing."""
+    """Return what the score by a contig model of embeddings lacks, usually nothing."""
     if not frames:
         return "no open frame: scored by its sequence alone"
     if not scored:

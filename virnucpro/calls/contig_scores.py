@@ -3,7 +3,7 @@ Scores of whole contigs, and along long ones, by a classifier's contig model.
 
 Input of the model: sequence features and, where it takes them, the mean DNA and mean protein embedding of the frames
 (zeros without any), and the numbers of frames and chunks. Along a contig of at least ``LONG_CONTIG_NT``,
-a chunk's score is that of a window of the chunk and its two neighbours.
+a chunk has the score of a window of itself and its two neighbours.
 
 Low complexity is masked first. A contig is read in segments of the chunks in ``SEGMENT_NT`` nucleotides. Its sequence
 features are the mean over its tiles, which lie alike on both strands, weighted by their A, C, G and T. So memory does
@@ -39,6 +39,7 @@ if TYPE_CHECKING:
     from virnucpro.calls.frame_order import FrameOrder
     from virnucpro.data.sequence_index import SequenceIndex
     from virnucpro.models.contigs.contig_model import ContigModel
+    from virnucpro.models.contigs.protein_search import OnShare
     from virnucpro.models.contigs.sequence_features import SequenceFeatures
 
     ScoreFiles = tuple[Path, Path]
@@ -51,7 +52,7 @@ TILE_NT = 20_000
 LEAST_LEFT_NT = 150
 """Nucleotides that a contig, if a third of it or more is masked, needs for a score."""
 CHUNKS_AT_ONCE = 512
-"""Chunks whose embeddings are in memory at once, beside those of one more segment."""
+"""Chunks with embeddings in memory at once, besides the chunks of one more segment."""
 ROWS_AT_ONCE = 512
 """Contigs, or windows, in one batch of the model, counted from the start of the input."""
 SHORTEST_WORD_NT = min(table.span for table in TABLES if not table.is_protein)
@@ -60,7 +61,7 @@ SHORTEST_WORD_NT = min(table.span for table in TABLES if not table.is_protein)
 _SUM_UNIT = float(1 << 20)
 """Features are added up in so small parts, as whole numbers: in any order the sum is the same."""
 _REACHED_INTO = 2
-"""Last chunks of a segment that windows of the next one include."""
+"""Last chunks of a segment that are in windows of the next one."""
 
 
 class _Embedded(NamedTuple):
@@ -72,7 +73,6 @@ class _Embedded(NamedTuple):
     """int64 (C,): number of these frames."""
 
     def part(self, first: int, last: int) -> _Embedded:
-        """Return the chunks *first* to before *last*."""
         return _Embedded(self.sums_CW[first:last], self.frames_C[first:last])
 
 
@@ -84,7 +84,6 @@ class _Segment(NamedTuple):
     chunks: int
     """Chunks of the contig; 0 for one that is not scored."""
     first: int
-    """First chunk of the segment."""
     last: int
     """The chunk after its last one."""
     embedded: _Embedded
@@ -110,12 +109,7 @@ def score_contigs(
     protein: Path,
     stop: threading.Event | None = None,
 ) -> None:
-    """
-    Score every contig, and every chunk of the long ones, by composition and embeddings.
-
-    Raises:
-        StoppedError: *stop* was set.
-    """
+    """Score every contig, and every chunk of the long ones, by composition and embeddings."""
     with ExitStack() as stack:
         dna_rows, protein_rows = (stack.enter_context(RowStream(path)) for path in (dna, protein))
         of_contigs, of_windows = (stack.enter_context(durable.replacing(path)) for path in written)
@@ -128,8 +122,6 @@ def score_contigs(
 
 
 class CompositionScores(NamedTuple):
-    """What is found of some contigs by composition."""
-
     contigs: bytes
     """float32: P(virus) of each."""
     windows: bytes
@@ -141,12 +133,7 @@ class CompositionScores(NamedTuple):
 def score_by_composition(
     index: SequenceIndex, contigs: range, model: ContigModel, *, chunk_nt: int, min_nt: int
 ) -> CompositionScores:
-    """
-    Score some contigs, and the chunks of the long ones among them, by a model of composition.
-
-    Args:
-        contigs: Neighbours in the order of the input, numbered from 0.
-    """
+    """Score the *contigs*, neighbours in the input, and the chunks of long ones, by a model of composition."""
     assert not model.uses_embeddings
     of_contigs, of_windows = io.BytesIO(), io.BytesIO()
     positions = index.in_input_order()[contigs.start : contigs.stop]
@@ -157,7 +144,9 @@ def score_by_composition(
     return CompositionScores(of_contigs.getvalue(), of_windows.getvalue(), bytes(scorer.topologies))
 
 
-def judge_by_homology(index: SequenceIndex, contigs: range, model: ContigModel, scores: FloatArray) -> FloatArray:
+def judge_by_homology(
+    index: SequenceIndex, contigs: range, model: ContigModel, scores: FloatArray, on_share: OnShare | None = None
+) -> FloatArray:
     """Return the ``evidence`` of some contigs with composition *scores*, float32 (contigs, columns)."""
     assert model.homology is not None
     chosen = np.flatnonzero(is_searched(scores))
@@ -169,7 +158,7 @@ def judge_by_homology(index: SequenceIndex, contigs: range, model: ContigModel, 
         first_nt += length_nt
     window.finish()
     evidence = without_hits(scores)
-    judged = model.homology.judge(scores[chosen], searched)
+    judged = model.homology.judge(scores[chosen], searched, on_share)
     evidence[chosen] = with_hits(judged, scores[chosen], model.homology.proteins.record_N)
     return evidence
 
@@ -261,7 +250,7 @@ def _sums(rows_FW: FloatArray, has_row: BoolArray, frames_per_chunk: IntArray) -
 
 
 class _Contig:
-    """A contig read segment by segment, beginning with *segment*; *width* is W."""
+    """A contig read segment by segment from *segment* on; *width* is W."""
 
     def __init__(self, segment: _Segment, chunk_nt: int, features: SequenceFeatures, width: int) -> None:
         self._chunks, self._length_nt = segment.chunks, segment.length_nt
@@ -284,12 +273,7 @@ class _Contig:
         self._frames = 0
 
     def read(self, segment: _Segment, nucleotides: NucleotideWindow, first_nt: int) -> Iterator[_Row | None]:
-        """
-        Read the next segment, and yield the windows that end in it.
-
-        Args:
-            first_nt: Offset of this contig in them.
-        """
+        """Read the next segment, and yield the windows that end in it; *first_nt*: offset of the contig."""
         first, last = segment.first, segment.last
         seen = first - len(self._before.frames_C)
         origin = min(int(self._starts[seen]), self._tiles[0])
@@ -310,7 +294,7 @@ class _Contig:
         known = _Embedded(*(np.concatenate(pair) for pair in pairs))
         for low, high in [(max(chunk - 1, 0), min(chunk + 2, self._chunks)) for chunk in chunks]:
             window = np.zeros(int(ends[high - 1] - starts[low]), dtype=np.uint8)
-            for chunk in range(low, high):  # they overlap, and one may have masked what another one has not
+            for chunk in range(low, high):  # they overlap, and one may have masked what the next one has not
                 at = slice(int(starts[chunk] - starts[low]), int(ends[chunk] - starts[low]))
                 window[at] = np.maximum(window[at], of_chunks[chunk - seen])
             part = known.part(low - seen, high - seen)
@@ -344,13 +328,7 @@ class _Contig:
 
 
 class _Scorer:
-    """
-    Reads contigs, and writes the scores of them and of the windows along long ones; NaN without a word.
-
-    Args:
-        width: W.
-        dna_dim: Columns of W that are DNA embeddings.
-    """
+    """Reads contigs, and writes their scores and those of windows; *width* is W, *dna_dim* its columns of DNA."""
 
     def __init__(
         self, model: ContigModel, chunk_nt: int, of_contigs: _Sink, of_windows: _Sink, *, width: int, dna_dim: int
@@ -365,7 +343,7 @@ class _Scorer:
     def score(
         self, segments: Iterator[_Segment], nucleotides: Iterator[bytes], stop: threading.Event | None = None
     ) -> None:
-        """Score the contigs of *segments*, of which *nucleotides* are those that have chunks."""
+        """Score the contigs of *segments*; *nucleotides* are of the contigs that have chunks."""
         window = NucleotideWindow(nucleotides)
         first_nt = 0
         for segment in segments:
@@ -390,12 +368,7 @@ class _Sink(Protocol):
 
 
 class _Scores:
-    """
-    Writes P(virus) of rows as float32, NaN for None.
-
-    Args:
-        dna_dim: Columns of W that are DNA embeddings.
-    """
+    """Writes P(virus) of rows as float32, NaN for None; *dna_dim*: columns of W that are DNA embeddings."""
 
     def __init__(self, file: _Sink, model: ContigModel, dna_dim: int) -> None:
         self._file = file

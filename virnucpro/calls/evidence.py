@@ -24,7 +24,7 @@ SIDES = ("viral", "cellular")
 COLUMNS = ("score", "composition", *(f"{side}_{what}" for side in SIDES for what in ("record", "bits", "identity")))
 """P(virus), that by composition alone, and of both hits number of the genome record (-1: none), bits and identity."""
 CONFIDENT = 0.9
-"""Composition score from which on, or one less it up to which, composition is evidence."""
+"""Composition score (or its complement) from which on composition is evidence."""
 _KINDS = {
     (False, False): "none",
     (False, True): "homology",
@@ -56,7 +56,7 @@ class Evidence(NamedTuple):
 
 
 NO_EVIDENCE = Evidence("", None, None, "")
-"""Of a contig whose composition is not read."""
+"""Of a contig that the composition model did not read."""
 
 
 def without_hits(scores_C: FloatArray) -> FloatArray:
@@ -68,7 +68,7 @@ def without_hits(scores_C: FloatArray) -> FloatArray:
 
 
 def with_hits(judged: Judged, composition_C: FloatArray, record_N: Int32Array) -> FloatArray:
-    """Return the evidence of contigs that were judged by homology, too; *record_N*: the genome record of a protein."""
+    """Return the evidence of contigs that were also judged by homology; *record_N*: the genome record of a protein."""
     evidence = without_hits(composition_C)
     evidence[:, 0] = judged.scores
     proteins = judged.hits.proteins
@@ -79,14 +79,7 @@ def with_hits(judged: Judged, composition_C: FloatArray, record_N: Int32Array) -
 
 
 def read_evidence(rows: FloatArray, topologies: ByteArray, records: Sequence[str]) -> list[Evidence]:
-    """
-    Return the evidence of some contigs.
-
-    Args:
-        rows: float32 (contigs, columns).
-        topologies: uint8 (contigs,).
-        records: Names of the genome records.
-    """
+    """Return the evidence of contigs from *rows*, float32 (C, columns), and *topologies*, uint8 (C,)."""
     found = []
     for row, number in zip(rows.astype(np.float64).tolist(), topologies.tolist(), strict=True):
         score, composition, *numbers = row

@@ -2,9 +2,8 @@
 The frames of a prediction in input order, contig by contig and chunk by chunk, and the embeddings joined to them.
 
 The order follows from the index of the contigs and one byte for each chunk of an embedded contig; no stage parses
-another's output. Ids of
-frames are recomputed, and every id in a file of embeddings is compared with the expected one: a run that lost sequences
-has fewer rows, a row under another id is never used, and surplus rows are an error.
+another's output. Ids of frames are recomputed, and every id in a file of embeddings is compared with the expected one:
+a run that lost sequences has fewer rows, a row under another id is never used, and surplus rows are an error.
 """
 
 from __future__ import annotations
@@ -43,9 +42,7 @@ class ContigBatch:
     """int64 (contigs,): in the contig index."""
     contig_ids: list[str]
     lengths_nt: IntArray
-    """int64 (contigs,)."""
     chunks_per_contig: IntArray
-    """int64 (contigs,)."""
     is_embedded: BoolArray
     """bool (contigs,): whether its frames are embedded."""
     kept_frames: ByteArray
@@ -58,7 +55,6 @@ class ContigBatch:
         return counts
 
     def open_chunk_ids(self) -> list[str]:
-        """Return the ids of the chunks with an open frame."""
         return [
             f"{contig_id}_chunk_{number}"
             for contig_id, kept in self._kept_by_contig()
@@ -92,9 +88,8 @@ class FrameOrder:
     """
     The contigs of a prediction in input order, with their chunks and kept frames.
 
-    Args:
-        open_frames: File of one byte for each chunk, from ``write_fragments``; None where no contig is embedded.
-        is_embedded: bool (contigs,), in input order; None where all contigs are embedded.
+    *open_frames*: file of ``write_fragments``, one byte a chunk; None where no contig is embedded. *is_embedded*: bool
+    (contigs,), in input order; None where all are.
     """
 
     def __init__(
@@ -176,7 +171,6 @@ class RowStream:
 
     @property
     def hidden_dim(self) -> int:
-        """Width of a row."""
         return int(self._rows.shape[1])
 
     def take(self, wanted: list[str]) -> tuple[BoolArray, FloatArray]:
@@ -217,9 +211,6 @@ class RowStream:
 def join(dna: RowStream, protein: RowStream, frame_ids: list[str]) -> tuple[BoolArray, FloatArray]:
     """
     Return the features of the next frames: DNA, then protein.
-
-    Args:
-        frame_ids: Ids of the next frames, in order.
 
     Returns:
         bool (frames,): which frames have both rows; float32 (rows, DNA width + protein width).

@@ -39,13 +39,7 @@ class ChunkScores(NamedTuple):
 
     @classmethod
     def of(cls, scores: FloatArray, frames_per_chunk: IntArray) -> ChunkScores:
-        """
-        Return the scores of the chunks of some frames.
-
-        Args:
-            scores: float32 (frames, 2): P(other) and P(virus), NaN for a frame without an embedding.
-            frames_per_chunk: int64 (chunks,).
-        """
+        """Return the scores of chunks from *scores*, float32 (frames, 2): P(other), P(virus), NaN for no embedding."""
         highest = np.full((len(frames_per_chunk), 2), np.nan, dtype=np.float32)
         has_frames = frames_per_chunk > 0
         if has_frames.any():
@@ -55,13 +49,7 @@ class ChunkScores(NamedTuple):
 
 
 def score_by_frames(p_virus: FloatArray, frames_per_contig: IntArray) -> DoubleArray:
-    """
-    Return P(virus) of each contig, float64 (contigs,); NaN without a scored frame.
-
-    Args:
-        p_virus: float32 (frames,): P(virus) of each open frame, contig after contig; NaN where unknown.
-        frames_per_contig: int64 (contigs,).
-    """
+    """Return P(virus) of each contig, float64, from its open frames, float32 (frames,); NaN without a scored frame."""
     bounded = np.clip(p_virus.astype(np.float64), LEAST_PROBABILITY, 1 - LEAST_PROBABILITY)
     log_odds = np.log(bounded) - np.log1p(-bounded)
     is_known, num_contigs = ~np.isnan(log_odds), len(frames_per_contig)

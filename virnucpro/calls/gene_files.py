@@ -1,5 +1,5 @@
 """
-``genes.gff3`` and ``genes.faa``: the genes of whole contigs, by the rules by which the composition model sees them.
+``genes.gff3`` and ``genes.faa``: the genes of complete contigs, by the rules of the composition model.
 
 The genes are open reading frames that ``gene_finding`` chooses, not those of a trained gene finder. Names and headers
 are Prodigal's, which other programs read: gene n of contig c is ``c_n``; ``partial`` has a digit for the gene's left
@@ -25,10 +25,10 @@ if TYPE_CHECKING:
     from virnucpro.models.contigs.nucleotide_codes import CodeArray
 
 WINDOW_NT, OVERLAP_NT = 2_000_000, 600_000
-"""Longer contigs are read in overlapping windows: memory is some 50 bytes for each nucleotide of one. A gene is taken
-from the window in whose middle it begins, and is whole there as long as it has at most half of ``OVERLAP_NT``."""
+"""Longer contigs are read in overlapping windows: memory is some 50 bytes for each nucleotide of one. A gene is
+taken from the window that has its start in its middle; it is complete there up to half of ``OVERLAP_NT``."""
 PASS_NT = 200_000
-"""Nucleotides of contigs that are read together, at least, where there are so many."""
+"""Least nucleotides of contigs that are read together, as far as there are any."""
 
 GFF_HEADER = b"##gff-version 3\n"
 
@@ -73,7 +73,7 @@ class GeneLines(NamedTuple):
 
 
 def gene_lines(contigs: Iterable[tuple[str, str]]) -> GeneLines:
-    """Return the genes of *contigs*, names and sequences in upper case; those of one depend on it alone."""
+    """Return the genes of *contigs*, given as names and upper-case sequences; each contig's depend on it alone."""
     gff, proteins, number = io.BytesIO(), io.BytesIO(), 0
     for some in _passes(contigs):
         names, codes = zip(*some, strict=True)
@@ -107,7 +107,6 @@ def find_genes(codes: Sequence[CodeArray]) -> Iterator[list[Gene]]:
 
 
 def _in_windows(codes_L: CodeArray) -> Iterator[Gene]:
-    """Yield the genes of a contig that is longer than a window."""
     step = WINDOW_NT - OVERLAP_NT
     last = 0
     for begin in range(0, len(codes_L) - OVERLAP_NT, step):

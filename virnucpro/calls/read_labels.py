@@ -125,7 +125,7 @@ def label_reads(paf: str, prediction: Path, folder: Path) -> ReadLabels:
 
     Args:
         paf: Plain or compressed; ``-`` is standard input.
-        prediction: Folder of a finished one.
+        prediction: Folder of a finished prediction.
         folder: Where the tables go.
 
     Raises:
@@ -189,8 +189,6 @@ class _Contigs:
 
 
 class _Seen:
-    """Totals over the reads."""
-
     def __init__(self) -> None:
         self.reads = {str(call): 0 for call in ReadCall}
         self.bases = dict(self.reads)
@@ -223,11 +221,7 @@ def _labelled(alignments: Sequence[_Alignment], contigs: _Contigs, seen: _Seen) 
 
 
 def best_of(alignments: Sequence[_Alignment]) -> tuple[list[_Alignment], int]:
-    """
-    Return the best alignments of a read, and their score.
-
-    It is AS:i where each of them has one, else the number of matching bases.
-    """
+    """Return the best alignments of a read and their score: AS:i where each has one, else matching bases."""
     scores = [one.score for one in alignments if one.score is not None]
     if len(scores) < len(alignments):
         scores = [one.matches for one in alignments]
@@ -297,13 +291,7 @@ def _parsed(line: bytes, number: int, name: str, contigs: _Contigs) -> _Alignmen
 
 
 def _refuse_scattered(names: SortedLines, name: str) -> None:
-    """
-    Check that the lines of each read stood together.
-
-    Args:
-        names: Name and line of each group of lines, with a tab between them.
-        name: Of the PAF, for the message.
-    """
+    """Check that the lines of each read stood together; *names*: name, tab, line of each group; *name*: the PAF's."""
     lines = (line for piece in names.pieces() for line in piece.splitlines())
     for (read, line), (next_read, next_line) in pairwise(one.rsplit(b"\t", 1) for one in lines):
         if read == next_read:

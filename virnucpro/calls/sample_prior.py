@@ -1,12 +1,12 @@
 """
 The share of viruses in a sample, estimated from its scores, and what follows from it for each score.
 
-A contig model's P(virus) s is calibrated for as many viruses as others. If a share p of the contigs is viral, Bayes'
-rule gives the posterior p s / (p s + (1 - p)(1 - s)). The share is the one of greatest likelihood, the fixed point of
-the EM algorithm of Saerens, Latinne and Decaestecker 2002 ("Adjusting the outputs of a classifier to new a priori
-probabilities"): the log-likelihood, sum of log(p s + (1 - p)(1 - s)), is concave in p, so bisection of its slope finds
-the same value. The interval is of the likelihood ratio, which covers the drawing of the sample, and as much wider as
-calibration is wrong on other kinds of genomes (``_CALIBRATION``).
+A contig model's P(virus) s is calibrated for as many viral as non-viral contigs. If a share p of the contigs is viral,
+Bayes' rule gives the posterior p s / (p s + (1 - p)(1 - s)). The share is the one of greatest likelihood, the fixed
+point of the EM algorithm of Saerens, Latinne and Decaestecker 2002 ("Adjusting the outputs of a classifier to new a
+priori probabilities"): the log-likelihood, sum of log(p s + (1 - p)(1 - s)), is concave in p, so bisection of its slope
+finds the same value. The interval is of the likelihood ratio, which covers the drawing of the sample, and as much wider
+as calibration is wrong on other kinds of genomes (``_CALIBRATION``).
 
 Scores are counted in bins, which makes memory independent of their number, and results of their order. Legend: B bins.
 """
@@ -35,7 +35,7 @@ _HALF_CHI_SQUARE = 1.920729
 """Half the 95 % quantile of chi-square with one degree of freedom."""
 _HALVINGS = 60
 _CALIBRATION = 0.4
-"""Of log-odds, by which the share was wrong in samples of known share (``benchmarks/samples.py``)."""
+"""Error of the share in samples of known share, in log-odds (``benchmarks/samples.py``)."""
 
 
 _STEPS = np.arange(-_MOST_LOG_ODDS * _BINS_PER_UNIT, _MOST_LOG_ODDS * _BINS_PER_UNIT + 1)
@@ -63,12 +63,12 @@ class SamplePrior:
         return float(_moved(np.array(posterior), 1 - self.share))
 
     def fdrs(self, scores: DoubleArray) -> DoubleArray:
-        """Return the expected share of others among contigs of at least each score; NaN where there is none."""
+        """Return the expected share of non-viral contigs at or above each score; NaN where there is no contig."""
         fdrs: DoubleArray = self._fdr_of_bins[np.searchsorted(_EDGES, scores, side="right")]
         return np.where(np.isnan(scores), np.nan, fdrs)
 
     def fdr(self, score: float) -> float | None:
-        """Return the expected share of others among contigs of at least *score*; None where there is none."""
+        """Return the expected share of non-viral contigs at or above *score*; None where there is no contig."""
         fdr = float(self.fdrs(np.array(score)))
         return None if math.isnan(fdr) else fdr
 
@@ -81,7 +81,7 @@ class SamplePrior:
 
     @cached_property
     def _fdr_of_bins(self) -> DoubleArray:
-        """Expected false discovery rate from the lower edge of each bin up; NaN where nothing is."""
+        """Expected false discovery rate from the lower edge of each bin up; NaN where there is no contig."""
         viral_B, other_B = self.share * _MIDDLES_B, (1 - self.share) * (1 - _MIDDLES_B)
         others_B = self.counts_B * other_B / (viral_B + other_B)
         above_B, others_above_B = (np.cumsum(of[::-1])[::-1] for of in (self.counts_B, others_B))
@@ -133,8 +133,8 @@ def call_limits(sample: SamplePrior | None, threshold: float, *, fdr: float | No
 
     Args:
         sample: None: its share of viruses is not known, so scores stand for posteriors, and *fdr* has no effect.
-        threshold: Least posterior of a viral contig; below the smaller of it and its complement, one is not viral.
-        fdr: Most expected false discovery rate of those called viral, in place of the threshold.
+        threshold: Least posterior of a viral contig; below the smaller of it and its complement, a contig is not viral.
+        fdr: Most expected false discovery rate of viral calls, in place of the threshold.
     """
     lower = min(threshold, 1 - threshold)
     if sample is None:

@@ -1,9 +1,4 @@
-"""
-The files with scores of contigs and of windows along the long ones, read batch by batch.
-
-Where a cascade leaves contigs out of embedding, they have composition scores; the others' are those of the
-classifier.
-"""
+"""The files with scores of contigs and of windows along the long ones: from composition, or from the classifier."""
 
 from __future__ import annotations
 
@@ -43,11 +38,8 @@ class ScoreReader:
     """
     Scores of all contigs, batch by batch.
 
-    Args:
-        own: Scores by the classifier's contig model; None where it has none.
-        composition: Composition scores of the contigs that are not embedded; None where all are, or *own* has them.
-        evidence: Files of evidence and topologies of all contigs, where they were read, and what reads the names of
-            genome records.
+    *own*: by the classifier's contig model. *composition*: of the contigs that are not embedded; None where all are, or
+    *own* has them. *evidence*: files of evidence and topologies of all contigs, and a reader of genome records' names.
     """
 
     def __init__(
@@ -114,7 +106,6 @@ def map_scores(path: Path, what: str, *shape: int) -> FloatArray:
 
 
 def map_topologies(path: Path, number: int) -> ByteArray:
-    """Map one byte for each contig."""
     if (found := path.stat().st_size) != number:
         raise ResultError(path, f"has {found} bytes, {number} contigs take as many")
     return mapped(path, np.uint8, number) if number else np.empty(0, dtype=np.uint8)

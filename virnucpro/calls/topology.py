@@ -1,5 +1,5 @@
 """
-Terminal repeats of contigs: an end that is, to the letter, the other one, or its reverse complement.
+Terminal repeats of contigs: an end that is identical to the other end, or to its reverse complement.
 
 A direct repeat is what an assembler leaves of a circular genome, or of one that is packaged with repeats; an inverted
 one is of linear genomes such as those of adenoviruses (as CheckV reports them: Nayfach et al. 2021).
@@ -35,7 +35,7 @@ class ContigEnds:
         self._head, self._tail = bytearray(), bytearray()
 
     def read(self, start: int, letters: bytes) -> None:
-        """Read the upper-case *letters* from nucleotide *start* on; none is left out between two calls."""
+        """Read the upper-case *letters* from nucleotide *start* on; none is skipped between two calls."""
         end, tail_start = start + len(letters), self._length_nt - self._reach_nt
         if start <= len(self._head) < self._reach_nt:
             self._head += letters[len(self._head) - start : self._reach_nt - start]

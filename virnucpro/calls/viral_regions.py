@@ -22,7 +22,7 @@ if TYPE_CHECKING:
 LONG_CONTIG_NT = 10_000
 """Least nucleotides of a contig with a track."""
 NEUTRAL_P = 0.5
-"""P(virus) of a chunk that speaks neither for a region nor against one, whatever the threshold of calls is."""
+"""P(virus) of a chunk that is evidence neither for a region nor against one, whatever the threshold of calls is."""
 SWITCH_COST = 5.0
 """Log-odds that the chunks beyond a border need together."""
 MOST_LOG_ODDS = 4.0
@@ -60,10 +60,7 @@ def track_intervals(starts: IntArray, ends: IntArray, p_virus: FloatArray) -> Tr
     """
     Turn the overlapping chunks of a contig into adjacent intervals that meet in the middle of each overlap.
 
-    Args:
-        starts: int64 (chunks,): 0-based nt, each at least 2 beyond the one before.
-        ends: int64 (chunks,): exclusive, not descending.
-        p_virus: (chunks,): NaN for a chunk without an open frame, which gets no interval.
+    Arguments as of ``find_regions``, each start at least 2 beyond the one before. NaN chunks have no interval.
     """
     limits = np.concatenate([starts[:1], (starts[1:] + ends[:-1]) // 2, ends[-1:]])
     known = np.isfinite(p_virus)
@@ -74,7 +71,7 @@ def find_regions(
     starts: IntArray, ends: IntArray, p_virus: FloatArray, neutral_p: float = NEUTRAL_P
 ) -> list[ViralRegion]:
     """
-    Split one contig into stretches that are viral and that are not, and return the viral ones.
+    Divide one contig into viral and non-viral stretches, and return the viral ones.
 
     The most likely path of a hidden Markov model of two states (Viterbi 1967). A chunk's evidence for a virus is the
     log-odds of its P(virus) less that of *neutral_p*, at most ``MOST_LOG_ODDS`` either way; a switch of states costs
@@ -85,7 +82,6 @@ def find_regions(
         starts: int64 (chunks,): 0-based nt, in sequence order.
         ends: int64 (chunks,): exclusive.
         p_virus: (chunks,): NaN where unknown.
-        neutral_p: P(virus) of a chunk that speaks for neither state.
     """
     is_known = np.isfinite(p_virus)
     evidence = np.zeros(len(p_virus))
@@ -129,7 +125,6 @@ def _most_likely_states(evidence: DoubleArray) -> BoolArray:
 
 
 def bedgraph_header(classifier: str, fingerprint: str) -> str:
-    """Return the track line of ``tracks.bedgraph``, with a fixed scale of 0 to 1."""
     return f'track type=bedGraph name="P(virus)" {_description(classifier, fingerprint)} autoScale=off viewLimits=0:1\n'
 
 
@@ -151,12 +146,7 @@ def bed_header(classifier: str, fingerprint: str) -> str:
 
 
 def bed_lines(contig: str, regions: Iterable[ViralRegion]) -> str:
-    """
-    Return one BED6 line for each region, without a strand.
-
-    The name is ``{contig}_region_N``, N from 1, truncated to the format's 255 characters; the score is 1000 times
-    P(virus).
-    """
+    """Return one BED6 line for each region: ``{contig}_region_N``, truncated to 255 characters, score 1000 P(virus)."""
     lines = []
     for number, region in enumerate(regions, start=1):
         suffix = f"_region_{number}"

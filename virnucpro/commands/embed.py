@@ -9,7 +9,7 @@ from rich.table import Table
 
 from virnucpro.commands.inputs import readable_inputs
 from virnucpro.commands.options import AsJson, FastaFiles, Flow, OutputDir, Quiet, takes_settings
-from virnucpro.commands.output import print_renderable
+from virnucpro.commands.output import print_line, print_renderable
 from virnucpro.commands.running import configured, report, run_as_flow, shown_run
 from virnucpro.errors import printable
 from virnucpro.models.configuration import configure_model
@@ -118,7 +118,7 @@ def _print_summary(result: RunResult) -> None:
 
 def _print_notes(result: RunResult) -> None:
     for note in result.notes():
-        print(f"  {printable(note)}")
+        print_line(f"  {note}")
     if result.state == "complete":
         print(f"next: read the rows in Python with virnucpro.read_embeddings({str(result.output_dir)!r})")
     else:

@@ -24,5 +24,6 @@ class GroupedCommand(TyperCommand):
         for parameter in self.get_params(ctx):
             if (record := parameter.get_help_record(ctx)) is not None:
                 usual = "Arguments" if parameter.param_type_name == "argument" else "Options"
-                groups.setdefault(getattr(parameter, "rich_help_panel", None) or usual, []).append(record)
+                name = record[0].partition(" <")[0] if usual == "Arguments" else record[0]  # without its Python type
+                groups.setdefault(getattr(parameter, "rich_help_panel", None) or usual, []).append((name, record[1]))
         return {title: records for title, records in groups.items() if records}

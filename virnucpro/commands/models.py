@@ -11,7 +11,7 @@ from rich.text import Text
 
 from virnucpro.commands.grouped_help import GroupedCommand
 from virnucpro.commands.options import takes_settings
-from virnucpro.commands.output import print_renderable
+from virnucpro.commands.output import print_line, print_renderable
 from virnucpro.errors import printable
 from virnucpro.models.classifier_files.card import PUBLISHED_DNA_MODEL, PUBLISHED_PROTEIN_MODEL, classifiers_table
 from virnucpro.models.registry import BUNDLED, models_table
@@ -53,7 +53,7 @@ def list_models(
         classifiers.add_row(*(Text(printable(name)) for name in names))
     print_renderable(classifiers)
     for card in cards:
-        print(printable(card.worth))
+        print_line(card.worth)
 
 
 def _table(*columns: str) -> Table:

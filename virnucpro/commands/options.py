@@ -110,15 +110,15 @@ def as_parameter(setting: Setting) -> inspect.Parameter:
     is_automatic = bool(knob.auto) or is_list or is_mapping
     more: dict[str, Any] = {
         "metavar": knob.metavar,
-        "help": knob.help,
-        "show_default": knob.automatic != "none" and (knob.automatic or True),
-        "rich_help_panel": setting.group or None,
+        "help": f"{knob.help} Default: {knob.automatic}." if knob.automatic not in {"", "none"} else knob.help,
+        "show_default": not knob.auto,
+        "rich_help_panel": setting.panel,
     }
     if is_mapping:
         more["parser"] = named_number
     elif knob.word:
         more["parser"] = _number_or(knob.word, info.default, bounds["ge"], bounds["le"])
-        more["show_default"] = knob.word
+        more |= {"help": f"{knob.help} Default: {knob.word}.", "show_default": False}
     elif "gt" in bounds:
         more["parser"] = _above(bounds["gt"], bounds)
     elif kind in {int, float}:

@@ -10,7 +10,8 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from virnucpro.errors import OutputError
+from virnucpro.errors import OutputError, printable
+from virnucpro.telemetry.show.standard_error import wrapped
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -64,6 +65,11 @@ def ignoring_closed_output() -> Iterator[None]:
     except OSError:
         with Path(os.devnull).open("w") as nowhere:  # for the rest of the process, and for what is still in the buffer
             os.dup2(nowhere.fileno(), sys.stdout.fileno())
+
+
+def print_line(text: str) -> None:
+    """Print a sentence, which a terminal gets in lines that are broken between words."""
+    print(wrapped(printable(text), sys.stdout))
 
 
 def print_renderable(renderable: RenderableType, *, soft_wrap: bool = False) -> None:

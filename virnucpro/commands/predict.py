@@ -10,6 +10,7 @@ import typer
 
 from virnucpro.commands.inputs import readable_inputs
 from virnucpro.commands.options import AsJson, Flow, OutputDir, Quiet, takes_settings
+from virnucpro.commands.output import print_line
 from virnucpro.commands.running import configured, report, run_as_flow, shown_run
 from virnucpro.errors import printable
 from virnucpro.pipeline.prediction.prediction import run_prediction
@@ -104,7 +105,7 @@ def print_summary(result: PredictionResult) -> None:
             f"{counts['scored_frames']:,} of {counts['frames']:,} open frames scored"
         )
     for note in result.notes:
-        print(f"  {printable(note)}")
+        print_line(f"  {note}")
     before = [name for name in result.stages_s if name not in result.computed]
     for title, names in (("", result.computed), ("done before: ", before)):
         if names:

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from virnucpro.commands.options import AsJson, Flow, Quiet, output_folder, takes_settings
-from virnucpro.commands.output import ignoring_closed_output
+from virnucpro.commands.output import ignoring_closed_output, print_line
 from virnucpro.commands.running import configured, run_as_flow, shown_run
 from virnucpro.errors import printable
 from virnucpro.knobs import settings_of
@@ -124,7 +124,7 @@ def _report(result: TrainingResult, *, as_json: bool, quiet: bool) -> None:
         print(f"{counts['records']:,} records in {counts['clusters']:,} clusters that are not related")
         print(f"  {parts}; {counts['frames']:,} open frames embedded")
         for note in result.notes:
-            print(f"  {printable(note)}")
+            print_line(f"  {note}")
         print(f"  {', '.join(f'{name} {seconds:.1f} s' for name, seconds in result.stages_s.items())}")
         print(printable(result.worth))
         print(f"card: {printable(str(result.output_dir / 'MODEL_CARD.md'))}")

@@ -41,8 +41,6 @@ def _warn_not_page_locked(reason: str) -> None:
 
 
 class Tokenizer(Protocol):
-    """What the collator needs of a model's tokenizer."""
-
     def encode(self, sequences: Sequence[str]) -> tuple[NDArray[np.int64], NDArray[np.int32]]:
         """Return packed token ids int64 (T,) and tokens of each sequence int32 (S,), special tokens included."""
         ...
@@ -59,8 +57,6 @@ class UnreadableSequence:
 
 @dataclass(frozen=True)
 class PackedBatch:
-    """One block, ready for a forward pass."""
-
     positions: tuple[int, ...]
     """Index positions, (S,)."""
     sequence_ids: tuple[str, ...]
@@ -83,7 +79,7 @@ class PackedBatch:
         """
         Return the batch in page-locked memory, so that copies to a GPU overlap; the DataLoader calls this.
 
-        Where the host gives no such memory, copies wait instead; a device that is lost says so at its next call too.
+        Where the host has no such memory, copies wait instead; a lost device also fails at its next call.
         """
         with span(PACKING, self, name="page-locking"):
             try:
@@ -105,7 +101,7 @@ class PackedBatch:
         return [0, *accumulate(self.windows or [1] * len(self.positions))]
 
     def part(self, first: int, end: int) -> PackedBatch:
-        """Return a batch of sequences *first* to *end* - 1; ``unreadable`` is empty."""
+        """Return a batch of sequences *first* to *end* - 1, without ``unreadable``."""
         first_windows = self._first_windows()
         return replace(
             self._of_windows(first_windows[first], first_windows[end]),
@@ -127,7 +123,6 @@ class PackedBatch:
         )
 
     def window_halves(self) -> tuple[PackedBatch, PackedBatch]:
-        """Split the windows of a batch of one sequence into two batches."""
         (windows,) = self.windows
         return self._of_windows(0, windows // 2), self._of_windows(windows // 2, windows)
 
@@ -146,7 +141,6 @@ class VarlenCollator:
     Turns the records of one block into a ``PackedBatch``.
 
     Args:
-        tokenizer: The model's.
         max_residues: Residues of a sequence that are embedded; longer ones are truncated.
         in_windows: Pack a longer sequence as windows of that length instead.
     """
@@ -211,12 +205,9 @@ def create_async_dataloader(
     pin_memory: bool = False,
 ) -> DataLoader[PackedBatch]:
     """
-    Load *batches* of *dataset* in their order, each as a ``PackedBatch``.
+    Load *batches*, numbers in *dataset* iterated lazily, in their order, each as a ``PackedBatch``.
 
     Args:
-        dataset: Sequences by number.
-        collator: Packs one batch.
-        batches: Numbers in *dataset* of each batch's sequences; iterated lazily.
         loader_processes: Processes that read and tokenise ahead; 0 loads in this process.
         pin_memory: Return page-locked tensors (GPUs only).
     """

@@ -1,7 +1,7 @@
 """
 The rules of a FASTA record: its letters, what an id and a sequence may hold; every fault with line, column, remedy.
 
-A record is read in one piece or in several. The result is the normalised sequence that models see: upper case, without
+A record is read in one part or in several. The result is the normalised sequence that models see: upper case, without
 ASCII blanks and line ends; in proteins J is X, and one stop at the end is removed. This module knows bytes and lines;
 it opens no file.
 
@@ -122,15 +122,13 @@ class Record(NamedTuple):
 
 class SequenceReader:
     """
-    The sequence of one record, read in pieces of any size; only the last piece may end between CR and LF.
+    The sequence of one record, read in parts of any size; only the last part may end between CR and LF.
 
     Attributes:
         residues: Normalised residues or nucleotides so far.
         fault: The first broken rule so far; the counts are meaningless once there is one.
         mapped_j: J read as X.
         removed_blanks: Spaces and tabs removed.
-        removed_gaps: Gaps removed.
-        stops_as_x: Stops read as X.
         ambiguous: Letters, after normalisation, that stand for several residues or nucleotides.
     """
 
@@ -159,7 +157,7 @@ class SequenceReader:
         return self.residues > 0 and self._only_unknown
 
     def feed(self, piece: bytes, *, last: bool) -> bytes:
-        """Read the next piece; return its normalised residues."""
+        """Read the next part of the sequence; return its normalised residues."""
         if last:
             piece = piece.removesuffix(b"\r")
         letters = self._letters
@@ -185,7 +183,7 @@ class SequenceReader:
             self.removed_gaps += piece.count(b"-") + piece.count(b".")
 
     def _unusual(self, piece: bytes, sequence: bytes) -> bytes:
-        """Read a piece that breaks a rule, holds a stop, or follows one."""
+        """Read a part that breaks a rule, holds a stop, or follows one."""
         if self.fault is not None or (self._stop is not None and not sequence and not _has_lone_cr(piece)):
             return b""
         before, self._stop = self._stop, None
@@ -232,7 +230,7 @@ def read_header(header: bytes, line: int) -> tuple[bytes, Fault | None]:
 
 
 def whole_fault(name: bytes, reader: SequenceReader, line: int, letters: Letters) -> Fault | None:
-    """Return the fault of a whole record: its length, or an id too long for its number of chunks."""
+    """Return the fault of a complete record: its length, or an id too long for its number of chunks."""
     if not reader.residues:
         return Fault(line, "empty sequence", "add its residues or remove the record")
     if letters.most_residues is not None and reader.residues > letters.most_residues:

@@ -87,18 +87,15 @@ def write_fragments(
     stop: threading.Event | None = None,
 ) -> FragmentCounts:
     """
-    Cut the contigs of an index into chunks, and write the chunks' open frames; each file is replaced as a whole.
+    Divide the contigs of an index into chunks, and write the chunks' open frames; each file is replaced as a whole.
 
     Args:
-        index: The contigs, DNA.
-        chunk_nt: Nucleotides of a chunk.
-        min_nt: Nucleotides below which a contig is not cut into chunks; 0 takes them all.
+        min_nt: Nucleotides below which a contig has no chunks; 0 takes them all.
         nucleotide: Paths for the nucleotides of open frames, one for each file of the index.
-        protein: Paths for their proteins, likewise.
-        chunked: Paths for the chunks, likewise; None writes none.
+        protein: Paths for their proteins, same as above.
+        chunked: Paths for the chunks, same as above; None writes none.
         open_frames: Path for one byte a chunk, in the order of the input: bit f is set where frame f is open.
         chosen: bool (contigs,), in the order of the input: which contigs; None for all.
-        stop: Set to stop the work, with ``StoppedError``.
     """
     positions = index.in_input_order()
     wanted = index.lengths[positions] >= min_nt

@@ -1,7 +1,7 @@
 """
-Contigs as chunks and frames: the stream of their letters, where the chunks are, and the six frames of each.
+Contigs as chunks and frames: the stream of nucleotides, the bounds of chunks, and the six frames of each.
 
-A contig of L nucleotides is cut into the fewest chunks of at most C nucleotides that cover it; neighbours overlap a
+A contig of L nucleotides is divided into the fewest chunks of at most C nucleotides that cover it; neighbours overlap a
 little, so that all but perhaps the last one have exactly C.
 
 A chunk is read in six frames, F1 to F3 on its own strand and R1 to R3 on the reverse complement, by the standard
@@ -98,13 +98,8 @@ class OpenFrames(NamedTuple):
 
 
 def open_frames(letters: bytes, starts: IntArray, ends: IntArray) -> OpenFrames:
-    """
-    Translate chunks in six frames and return the open ones.
-
-    *letters*: upper-case nucleotides of the contigs, end to end. *starts*, *ends*: of each chunk in them, int64
-    (chunks,).
-    """
-    # both strands end to end: a chunk's reverse complement is a piece of the second half
+    """Return the open frames of chunks *starts* to *ends*, int64 (chunks,), in the end-to-end upper-case *letters*."""
+    # both strands end to end: a chunk's reverse complement is in the second half
     strands = letters + letters.translate(_COMPLEMENT)[::-1]
     offsets = np.arange(3)
     firsts_C6 = np.hstack([starts[:, None] + offsets, len(strands) - ends[:, None] + offsets])
@@ -138,9 +133,9 @@ def _translate(strand: bytes) -> tuple[bytes, int]:
     Translate the codon that begins at every letter of *strand*.
 
     Returns:
-        A byte a codon (a residue, a stop, or none): first those that begin at letters 0, 3, 6 ..., then those at 1, 4,
-        7 ... and at 2, 5, 8 ...; and their number in each of the three. The last ones, which would end after the
-        strand, are meaningless.
+        A byte a codon (a residue, a stop, or none): first codons that begin at letters 0, 3, 6 ..., then at 1, 4, 7 ...
+        and at 2, 5, 8 ...; and the codons in each of the three. The last ones, which would end after the strand, are
+        meaningless.
     """
     frame_codons = -(-len(strand) // 3)
     padded = strand + b"N" * (3 * frame_codons + 2 - len(strand))
@@ -163,12 +158,12 @@ def stream_nucleotides(
     Yield the letters of records of DNA in the case of the input, without blanks, line ends and gaps; in RNA T for U.
 
     Memory does not grow with a contig's length. Every record is compared with the index (id, letters, hash), as in
-    ``SequenceIndex.read``; a change of a long one is found only after a part of it was yielded: keep what was made of
-    the stream only if it ends without InputChangedError. No piece spans two records.
+    ``SequenceIndex.read``; a changed long record is found only after a part of it was yielded: discard output made from
+    the stream where it ends with InputChangedError. No block spans two records.
 
     Args:
         positions: int64 (n,): records of one file, in the order of the file.
-        block_bytes: Bytes read at once; a longer record comes in several pieces. Never changes a letter.
+        block_bytes: Bytes read at once; a longer record comes in several blocks. Never changes a letter.
     """
     assert index.rules.sequence_kind is SequenceKind.DNA
     assert block_bytes > MAX_HEADER_BYTES + len(b">\r\n")
@@ -191,7 +186,7 @@ def stream_nucleotides(
 
 
 class NucleotideWindow:
-    """A forward-moving window on the pieces of ``stream_nucleotides``."""
+    """A forward-moving window on the blocks of ``stream_nucleotides``."""
 
     def __init__(self, pieces: Iterator[bytes]) -> None:
         self._pieces = pieces

@@ -104,7 +104,6 @@ def tokens_of(
     Return the tokens of each sequence, int64, special tokens included.
 
     Args:
-        lengths: Residues or nucleotides of each sequence.
         max_residues: Letters of a sequence that are embedded.
         letters_per_token: 1 for models of one token a letter, where the count is exact. For BPE an estimate from the
             length, since a count would tokenise the whole input for every plan: the true number is between this and one
@@ -117,7 +116,6 @@ def tokens_of(
 
 
 def count_windows(lengths: IntArray, max_residues: int) -> IntArray:
-    """Return the windows of sequences of *lengths* letters, int64."""
     beyond = np.maximum(np.asarray(lengths, dtype=np.int64) - max_residues, 0)
     windows: IntArray = 1 + -(-beyond // _window_step(max_residues))
     return windows
@@ -135,12 +133,7 @@ def _window_step(max_residues: int) -> int:
 
 def make_plan(index: SequenceIndex, model_config: ModelConfig, *, device_type: str) -> BlockPlan:
     """
-    Plan the blocks of a run.
-
-    Args:
-        index: The input.
-        model_config: With a resolved token budget.
-        device_type: ``cpu`` or ``cuda``: rows of one are not reused on the other.
+    Plan the blocks of a run; *device_type*: ``cpu`` or ``cuda``, as rows of one are not reused on the other.
 
     Raises:
         ConfigurationError: A sequence is longer than allowed and is to be refused, or than the token budget.

@@ -33,11 +33,7 @@ _NOT_PLAIN_DNA = re.compile("[^ACGTUN]")
 
 
 class IndexBasedDataset:
-    """
-    Some records of an index.
-
-    *indices*: their positions, int64 (num_sequences,), in the wanted order; None stands for all records by position.
-    """
+    """Some records of an index; *indices*: their positions, int64 (num_sequences,), in order; None for all."""
 
     def __init__(self, index: SequenceIndex, indices: Sequence[int] | IntArray | None = None) -> None:
         self.index = index

@@ -50,11 +50,10 @@ class AttentionKernel(Protocol):
 
         Args:
             q_TNH: Queries, positions already applied.
-            k_TNH: Keys, likewise.
-            v_TNH: Values.
+            k_TNH: Keys, same as above.
             cu_seqlens: First token of each sequence and, last, T; int32, shape (S+1,), on the tensors' device.
             lengths: Tokens of each sequence, on the host.
-            alibi_slopes_N: With it, ``slope * abs(i - j)`` is subtracted from the score of tokens i and j of a
+            alibi_slopes_N: Where given, ``slope * abs(i - j)`` is subtracted from the score of tokens i and j of a
                 sequence, in both directions (Press et al. 2022, made symmetric for encoders); float32, shape (N,).
         """
 

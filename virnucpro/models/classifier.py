@@ -37,8 +37,6 @@ BLOCK_ROWS = 2048
 
 
 class MLPClassifier(nn.Module):
-    """The module, with the published names of its parts."""
-
     def __init__(self, input_dim: int, hidden_dim: int, *, batch_norm_eps: float = 1e-5, dropout: float = 0.5) -> None:
         super().__init__()
         self.hidden_layer = nn.Linear(input_dim, hidden_dim)
@@ -63,12 +61,8 @@ class Classifier:
         """
         Return P(other) and P(virus) of each row, float32 (B, 2).
 
-        Rows are computed in blocks of ``BLOCK_ROWS`` from the first one; a row's last bits may depend on the number of
-        rows of its block, and on *threads*.
-
-        Args:
-            features_BD: float32 (B, D), DNA embedding then protein embedding.
-            threads: CPU threads.
+        *features_BD*: float32 (B, D), DNA embedding then protein embedding. Rows are computed in blocks of
+        ``BLOCK_ROWS``; a row's last bits may depend on the number of rows of its block, and on *threads*.
         """
         if features_BD.dtype != np.float32 or features_BD.shape[1:] != (self.card.input_dim,):
             message = f"features are {features_BD.dtype} {features_BD.shape}, not float32 (rows, {self.card.input_dim})"
@@ -92,10 +86,8 @@ def load_classifier(name_or_path: str | Path) -> Classifier:
     """
     Load a bundled classifier by its name, or a converted or trained one by its folder.
 
-    Raises:
-        UnknownClassifierError: Neither.
-        ClassifierFileError: A published file that has to be converted first.
-        WeightsError: The folder does not hold what its card states.
+    ``UnknownClassifierError`` where it is neither, ``ClassifierFileError`` for a published file that has to be
+    converted, ``WeightsError`` where the folder does not hold what its card states.
     """
     folder = locate_classifier(name_or_path)
     card = read_card(folder)

@@ -46,11 +46,10 @@ def load_dnabert_s(
     model_name: str | Path, device: torch.device | str, *, precision: Precision | str = Precision.FP32
 ) -> tuple[PackedMosaicBert, DnaTokenizer]:
     """
-    Open a DNABERT-S whose weights are on this machine, and its tokenizer; nothing of the checkpoint is executed.
+    Open a DNABERT-S with weights on this machine, and its tokenizer; nothing of the checkpoint is executed.
 
     Args:
         model_name: Name in the registry, or path of a ``.bin``, ``.pt`` or ``.safetensors`` file.
-        device: Where to put it.
         precision: Number format of the weights and the forward pass.
 
     Raises:

@@ -1,9 +1,9 @@
 """
 Downloads a file of weights once: resumed after an interruption, checked, made durable, then given its name.
 
-A partial file stays beside the destination, its name made of the URL and the server's ETag; the next attempt requests
-the rest of exactly that file (``Range`` with ``If-Range``). Without a strong ETag the download restarts. One process
-downloads at a time; the others wait and find the file.
+A partial file stays beside the destination, named by the URL and the server's ETag; the next attempt requests the rest
+of exactly that file (``Range`` with ``If-Range``). Without a strong ETag the download restarts. One process downloads
+at a time; other processes wait and find the file.
 """
 
 from __future__ import annotations
@@ -52,15 +52,12 @@ def download_weights(
     on_progress: DownloadProgress | None = None,
 ) -> str:
     """
-    Download *url* to *destination*, whole or not at all; return the file's hex sha256.
+    Download *url* to *destination*, complete or not at all; return the file's hex sha256.
 
     Args:
         name: The model, for messages.
-        url: http or https.
         destination: The final path; its folder exists.
-        sha256: Expected hex digest, where it is known.
-        max_bytes: Limit for its size.
-        on_progress: Called before the first byte and after each piece.
+        on_progress: Called before the first byte and after each block.
     """
     with durable.writing(destination), _only_process(destination):
         if destination.is_file():  # another process downloaded it

@@ -40,14 +40,12 @@ TRAINING_MASK_SHARE = 0.15 * 0.8
 """Share of tokens that were masked in training; token dropout scales every embedding by the rest (0.88)."""
 
 SHORT_SEQUENCES = {torch.float32: (32, torch.float64), torch.bfloat16: (64, torch.float32)}
-"""
-By the model's dtype: tokens up to which a sequence is short, and the dtype that it is computed in. Few residues average
-little of the rounding out. In packed fp32 products, windows of real proteins of up to 30 residues were up to 3.8e-5
-from fair-esm (8M checkpoint), which itself moves by up to 4.7e-5 between one at a time and batched; in float64 only
-fair-esm's own rounding remains. In bf16, one in twenty windows of up to 28 residues had a cosine below 0.999 to fp32,
-down to 0.9983; computed in float32 with the bf16 weights, none of 372 is below 0.9992 (8M checkpoint). Such sequences
-are rare and cheap.
-"""
+"""By the model's dtype: tokens up to which a sequence is short, and the dtype that it is computed in, as few
+residues average little of the rounding out. In packed fp32 products, windows of real proteins of up to 30
+residues were up to 3.8e-5 from fair-esm (8M checkpoint), which itself moves by up to 4.7e-5 between one at a time
+and batched; in float64 only fair-esm's own rounding remains. In bf16, one in twenty windows of up to 28 residues
+had a cosine below 0.999 to fp32, down to 0.9983; computed in float32 with the bf16 weights, none of 372 is below
+0.9992 (8M checkpoint)."""
 
 TRITON_KERNELS = "virnucpro.models.encoders.triton_kernels"
 TRITON_CAPABILITY = (8, 0)
@@ -60,15 +58,11 @@ def load_esm2_model(
     model_name: str | Path, device: torch.device | str, *, precision: Precision | str = Precision.FP32
 ) -> tuple[PackedESM2, ProteinTokenizer]:
     """
-    Open an ESM-2 whose weights are on this machine; nothing is downloaded.
+    Open an ESM-2 with weights that are on this machine, and its tokenizer; nothing is downloaded.
 
     Args:
         model_name: Name in the registry, or path of a ``.pt`` or ``.safetensors`` file.
-        device: Where to put it.
         precision: Number format of the weights and the forward pass.
-
-    Returns:
-        The model, ready for inference on *device*, and its tokenizer.
 
     Raises:
         UnknownModelError: Neither a registered name nor a path.
@@ -104,7 +98,7 @@ def packed_esm2(
 
 @dataclass(frozen=True)
 class StepKernels:
-    """What rotates, adds and normalises between matrix products: a module of kernels, or PyTorch's operators (None)."""
+    """Kernels that rotate, add and normalise between matrix products; None: PyTorch's operators."""
 
     kernels: ModuleType | None
     reason: str
@@ -119,7 +113,7 @@ def choose_step_kernels(device: torch.device, dtype: torch.dtype, architecture: 
     try:
         kernels = importlib.import_module(TRITON_KERNELS)
         kernels.try_out(device, dtype, num_heads=architecture.attention_heads, head_dim=architecture.head_dim)
-    except torch.OutOfMemoryError:  # the device is full, which says nothing of Triton
+    except torch.OutOfMemoryError:  # the device is full, whether or not Triton works
         raise
     except Exception as error:  # noqa: BLE001  no triton, no C compiler, no folder for its cache: plain operators work
         cause = f"{type(error).__name__}: {error}".partition("\n")[0]
@@ -277,7 +271,7 @@ class PackedLayer(nn.Module):
         cu_seqlens: torch.Tensor,
         lengths: Sequence[int],
     ) -> torch.Tensor:
-        """Make *x_TD*, given with its norm, what ``forward`` returns, and return that through *next_norm*."""
+        """Make *x_TD*, given with its norm, what ``forward`` returns, and return it through *next_norm*."""
         attended_TD = self._attended(normed_TD, steps.rotate, rotation_TH, kernel, cu_seqlens, lengths)
         normed_TD = steps.add_and_normalise(x_TD, self.out_proj(attended_TD), self.final_layer_norm)
         out_TD: torch.Tensor = steps.add_and_normalise(x_TD, self.fc2(self.fc1.gelu(normed_TD)), next_norm)

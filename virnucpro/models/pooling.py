@@ -21,10 +21,8 @@ def mean_over_residues(hidden_TD: torch.Tensor, cu_seqlens: torch.Tensor, length
     """
     Return the mean of each sequence's residues (all tokens but BOS and EOS), ``embeddings_SD``, float32.
 
-    Args:
-        hidden_TD: Last layer's states of the packed tokens.
-        cu_seqlens: First token of each sequence and, last, T; int32, shape (S+1,), on the states' device.
-        lengths: Tokens of each sequence, BOS and EOS included: at least 3.
+    *cu_seqlens*: first token of each sequence and, last, T; int32, shape (S+1,), on the states' device. *lengths*:
+    tokens of each sequence, BOS and EOS included: at least 3.
     """
     return _means(hidden_TD, cu_seqlens, lengths, excluded=1)
 

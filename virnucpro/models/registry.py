@@ -71,7 +71,7 @@ ESM2 = ModelFamily(
 DNABERT_S = ModelFamily(
     loader="virnucpro.models.dnabert_s:load_dnabert_s",
     sequence_kind=SequenceKind.DNA,
-    # measured on bacterial, phage and fungal genomes in pieces of 300 and 500 nt: 4.58 to 4.67 (viruses of eukaryotes
+    # measured on fragments of bacterial, phage and fungal genomes, 300 and 500 nt: 4.58 to 4.67 (viruses of eukaryotes
     # 4.8, organelles 5.1)
     letters_per_token=4.6,
     max_letters=UNLIMITED_LETTERS,
@@ -103,11 +103,7 @@ class ModelSpec:
 
     @property
     def file_name(self) -> str:
-        """
-        Path of the file of weights in a folder of weights.
-
-        Hugging Face gives every model's file the same name, so such a file is in a folder named after the model.
-        """
+        """Path of the weights in a folder of weights; below the model's name, as Hugging Face names all files alike."""
         if self.is_bundled:
             return "model.safetensors"
         name = self.source.rpartition("/")[2]
@@ -116,8 +112,6 @@ class ModelSpec:
 
 @dataclass(frozen=True, kw_only=True)
 class ResolvedModel:
-    """A model whose weights are on this machine."""
-
     name: str
     """Registered name, or the stem of the checkpoint's file."""
     weights_path: Path
@@ -211,7 +205,6 @@ def resolve_model(
 
     Args:
         name_or_path: Registered name, or path of a ``.pt``, ``.bin`` or ``.safetensors`` file.
-        weights_dir: Folder that is searched first, and that a download goes to first.
         on_download: Called with bytes done and bytes in all (None where unknown) during a download.
 
     Raises:
@@ -266,7 +259,7 @@ def family_of(path: Path) -> ModelFamily:
     Detect the architecture of a checkpoint; the loader checks the tensors themselves.
 
     DNABERT-S is safetensors with a ``config`` in their metadata, a file beside a BERT's ``config.json``, or a ``.bin``
-    file, which fair-esm does not use. Everything else is an ESM-2.
+    file, which fair-esm does not use. Any other file is an ESM-2.
     """
     beside = path.parent / "config.json"
     metadata: dict[str, str] = {}
@@ -300,7 +293,7 @@ def locate_weights(name_or_path: str | Path, *, weights_dir: Path | None = None)
 
 
 def weights_folders(weights_dir: Path | None = None) -> list[Path]:
-    """Return the folders that weights are searched in, in order; they need not exist."""
+    """Return the folders that weights are searched in, in order; they may be absent."""
     folders = [] if weights_dir is None else [weights_dir]
     if os.environ.get(WEIGHTS_VARIABLE):
         folders.append(Path(os.environ[WEIGHTS_VARIABLE]))

@@ -41,7 +41,7 @@ if TYPE_CHECKING:
 log = logging.getLogger(__name__)  # the standard library's: this module also runs where only torch is installed
 
 SYSTEMATIC_FAILURES = 8
-"""After so many failures in succession the cause is not in the sequences."""
+"""Failures in succession after which the cause is not in the sequences."""
 BATCHES_IN_FLIGHT = 3
 """Most batches on a GPU: one computing, one waiting, one whose rows the caller handles."""
 BATCHES_AHEAD = 2
@@ -49,8 +49,6 @@ BATCHES_AHEAD = 2
 
 
 class PackedEncoder(Protocol):
-    """A model that embeds packed sequences."""
-
     hidden_dim: int
     attention: AttentionChoice
 
@@ -61,8 +59,6 @@ class PackedEncoder(Protocol):
 
 @dataclass(frozen=True)
 class FailedSequence:
-    """A sequence of a batch without a row."""
-
     position: int
     sequence_id: str
     failure: FailureClass
@@ -82,13 +78,13 @@ class InferenceResult:
     num_tokens: int
     """Tokens of the batch, special tokens included."""
     is_resplit: bool = False
-    """Whether the batch was computed in pieces, which may change the last bits."""
+    """Whether the batch was computed in halves, which may change the last bits."""
     failed: tuple[FailedSequence, ...] = ()
     """The other sequences of the batch."""
     seconds: float = 0.0
     """From the end of the batch before or its own start, whichever is later, to its rows."""
     oom_splits: int = 0
-    """Times that it, or a piece of it, was halved for want of memory."""
+    """Times that the batch, or a half of it, was halved for lack of memory."""
 
 
 @dataclass(frozen=True)
@@ -148,7 +144,6 @@ class AsyncInferenceRunner:
         Yield one result for each batch, in the loader's order.
 
         Args:
-            dataloader: Batches; on a GPU a thread fetches a few ahead.
             stop: Once set, no further batch starts; those in flight are still yielded.
             on_start: Called with each batch before it goes to the device.
             one_at_a_time: Start a batch only when the rows of the one before have arrived.
@@ -196,7 +191,7 @@ class AsyncInferenceRunner:
 
         Args:
             on_start: Called with each sequence as a batch of its own, then with the whole batch.
-            last: Index positions of sequences to compute after the others.
+            last: Index positions of sequences to compute last.
             then_whole: When every sequence succeeded alone, compute the whole batch and return its rows.
 
         Raises:
@@ -322,7 +317,7 @@ class AsyncInferenceRunner:
         return InferenceResult((), nothing, (), batch.num_tokens, failed=(failed,))
 
     def _note(self, *, succeeded: bool, failed: Sequence[FailedSequence]) -> None:
-        """Count failures in succession; one for want of memory does not count."""
+        """Count failures in succession; a failure for lack of memory does not count."""
         if succeeded:
             self._failed_in_a_row = 0
             return
@@ -339,7 +334,7 @@ def _marked(marks: DeviceMarks | None, lane: str, stream: torch.cuda.Stream) -> 
 
 
 def _joined(batch: PackedBatch, pieces: Sequence[InferenceResult], *, oom_splits: int = 0) -> InferenceResult:
-    """Return the result of *batch* from those of its pieces, in its order."""
+    """Return the result of *batch* from the results of its parts, in its order."""
     joined = InferenceResult(
         tuple(name for piece in pieces for name in piece.sequence_ids),
         np.concatenate([piece.embeddings for piece in pieces]),
@@ -352,7 +347,6 @@ def _joined(batch: PackedBatch, pieces: Sequence[InferenceResult], *, oom_splits
 
 
 def _with_costs(result: InferenceResult, pieces: Sequence[InferenceResult], *, oom_splits: int) -> InferenceResult:
-    """Return *result* with the seconds and splits of its pieces, and *oom_splits* more."""
     return replace(
         result,
         seconds=sum(piece.seconds for piece in pieces),

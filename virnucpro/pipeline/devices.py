@@ -24,8 +24,6 @@ _UUID = re.compile(r"(GPU|MIG)-[0-9A-Za-z/-]+")
 
 @dataclass(frozen=True)
 class Device:
-    """The device of one worker."""
-
     token: str
     """CUDA_VISIBLE_DEVICES of the worker; empty for the CPU."""
 
@@ -44,7 +42,7 @@ CPU = Device(CPU_TOKEN)
 
 
 def processor_of(device_type: str) -> str:
-    """Return what rows of this process depend on to the last bit beside their plan: imports the framework."""
+    """Return the processor that decides the last bits of this process's rows; imports the framework."""
     import torch  # noqa: PLC0415
 
     if device_type == "cpu":
@@ -93,13 +91,7 @@ def check_tokens(tokens: Sequence[str], *, source: str) -> list[str]:
 def devices_for_ranks(
     world_size: int, environ: Mapping[str, str] | None = None, *, workers_per_device: int = 1
 ) -> list[Device]:
-    """
-    Map ranks to the parent's visible list; when that is empty, every rank is a CPU worker.
-
-    Args:
-        environ: The parent's environment; None means this process's.
-        workers_per_device: Most ranks that share a GPU.
-    """
+    """Map ranks to the parent's visible list; when that is empty, every rank is a CPU worker."""
     tokens = visible_tokens(os.environ if environ is None else environ, present=_on_host())
     if not tokens:
         return [CPU] * world_size
@@ -126,7 +118,6 @@ class DeviceChoice:
 
     @property
     def type(self) -> str:
-        """Of all of them: ``cpu`` or ``cuda``."""
         return self.candidates[0].type
 
     def ranks(self, taken: Sequence[Device]) -> list[Device]:
@@ -147,8 +138,6 @@ def choose_devices(
     Args:
         choice: ``auto`` (free visible GPUs, else the CPU), ``auto:N`` (N of them), ``cpu``, or a list: numbers count
             within the visible list, UUIDs must be in it.
-        workers_per_device: Workers that share each GPU.
-        environ: The parent's environment; None means this process's.
         present: Tokens of the host's GPUs; None asks the driver.
     """
     present = _on_host() if present is None else present

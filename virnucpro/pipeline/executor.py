@@ -1,8 +1,4 @@
-"""
-What computes the ranks of an embedding or of work on contigs: processes of this machine, tasks of Prefect, a cluster.
-
-The pipeline around an executor is the same for all.
-"""
+"""Executors compute the ranks of a run: as processes of this machine, tasks of Prefect, or on a cluster."""
 
 from __future__ import annotations
 
@@ -37,20 +33,18 @@ log = structlog.get_logger(__name__)
 
 
 class Executor(ABC):
-    """Computes the ranks of one piece of work."""
-
     is_here: bool = True
     """Whether all ranks compute on this host."""
 
     def probe(self, run_id: str) -> Probe | None:
-        """Return what probes GPUs of other hosts, from index, folder and model; None where they are this host's."""
+        """Return what probes GPUs of other hosts (arguments: index, folder, model); None where GPUs are this host's."""
         del run_id
         return None
 
     @abstractmethod
     def compute(self, work: Any, limits: RunLimits, telemetry: WorkTelemetry, stop: threading.Event) -> None:
         """
-        Compute every block of *work* that can be had; no worker is left when this returns or raises.
+        Compute every block of *work* that can be computed; no worker is left when this returns or raises.
 
         Failed ranks are outcomes, not errors. *stop* ends them at their next batch boundary.
         """
@@ -70,13 +64,7 @@ class Executor(ABC):
 
 
 class LocalRanks(Executor):
-    """
-    One process a device of this machine.
-
-    Args:
-        worker_fn: What each process runs; by default what the work says.
-        on_message: Called with rank and message for every message of a worker.
-    """
+    """One process a device of this machine; *on_message* gets rank and message, *worker_fn*: None is the work's."""
 
     def __init__(self, worker_fn: WorkerFunction | None = None, on_message: MessageHandler | None = None) -> None:
         self._worker_fn = worker_fn

@@ -66,7 +66,6 @@ _INTERPRETER_FAILED = 1
 
 
 def exit_code_of(failure: FailureClass) -> ExitCode:
-    """Return what a worker that failed so exits with."""
     return EXIT_CODES.get(failure, ExitCode.INTERNAL)
 
 
@@ -93,7 +92,6 @@ def classify_exit(
     Args:
         exit_code: As ``Process.exitcode``: negative for a signal.
         reported: The class that the worker itself reported, or None when it did not report.
-        sent_a_message: Whether it sent any message.
         oom_killed: Whether the kernel counted a kill for lack of memory meanwhile.
     """
     if reported in set(FailureClass):

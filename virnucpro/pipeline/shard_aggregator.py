@@ -51,8 +51,6 @@ _STORED_AT_ONCE = 1 << 20
 
 @dataclass(frozen=True, kw_only=True)
 class Aggregation:
-    """What was written and what is missing."""
-
     output_path: Path | None
     """The result file, or the folder of its shards; its partial name where rows are missing, None where there is no
     row."""
@@ -77,7 +75,6 @@ class Aggregation:
 
     @property
     def is_complete(self) -> bool:
-        """Whether every record has its row."""
         return not self.num_missing
 
 
@@ -97,9 +94,6 @@ def aggregate_shards(
     Ranks on hosts that no longer count may still seal shards: where a file vanishes meanwhile, all is read again.
 
     Args:
-        layout: The run's folder.
-        index: The input.
-        plan: Of the run.
         max_residues: Residues of a sequence that were embedded.
         hidden_dim: Width of a row, used where there is none.
         result_form: Any but ``auto``.
@@ -184,12 +178,9 @@ def validate_result(
     hosts: Hosts | None = None,
 ) -> None:
     """
-    Prove that a result is whole: bytes, shape, ids in the input's order and each once, finite numbers.
+    Prove that a result is complete: bytes, shape, ids in the input's order and each once, finite numbers.
 
     Args:
-        path: The result file, or the folder of shards.
-        index: The input.
-        expected_rows: Rows that it must have.
         expected_files: Hex sha256 of each of its files by its name in ``run.json``; None leaves their bytes unchecked.
         hosts: Check the shards of a complete result; None for this process.
 
@@ -206,7 +197,6 @@ class RowsOfInput:
     index: SequenceIndex
     num_rows: int
     files: Mapping[str, str] | None
-    """Hex sha256 of each file by its name in ``run.json``; None leaves their bytes unchecked."""
 
     @property
     def is_complete(self) -> bool:
@@ -229,14 +219,13 @@ class ResultRows:
     sources: Sequence[SealedBlocks]
     """Checked parts and shards, no block in two of them."""
     starts: IntArray
-    """int64 (sources + 1,): number of the first row of each source over all of them, and that of all rows."""
+    """int64 (sources + 1,): number of each source's first row over all sources and, last, the number of rows."""
     positions: IntArray
     """int64 (rows,): index position of each row's sequence."""
     places: IntArray
     """int64 (rows,): number of each row over all sources."""
     hidden_dim: int
     max_residues: int
-    """Residues of a sequence that were embedded."""
 
     def __len__(self) -> int:
         return len(self.positions)
@@ -260,12 +249,7 @@ class ResultRows:
         return np.asarray(self.index.low_information[self.positions] > 0)
 
     def iter_rows(self) -> Iterator[tuple[IntArray, FloatArray]]:
-        """
-        Yield ascending row numbers and their rows, source by source in the order in which they lie there.
-
-        Raises:
-            SourceGoneError: A source is no longer there.
-        """
+        """Yield ascending row numbers and their rows, in disk order; ``SourceGoneError`` where a source is gone."""
         in_order = np.argsort(self.places, kind="stable")
         places = self.places[in_order]
         of_sources = pairwise(np.searchsorted(places, self.starts).tolist())

@@ -98,7 +98,7 @@ UNSCORED = ContigCall._make(
     Call.UNDECIDED if name == "call" else False if name == "embedded" else None if name in {*INTEGERS, *NUMBERS} else ""
     for name in COLUMNS
 )
-"""A record of which nothing is known."""
+"""A record without known values."""
 
 
 def _integer(text: str) -> int | None:
@@ -125,12 +125,7 @@ _ROWS_AT_ONCE = 1 << 10
 
 
 class ContigTable:
-    """
-    Context manager that writes the table in up to three formats, each file atomically.
-
-    Args:
-        columns: ``COLUMNS`` or ``SHORT_COLUMNS``.
-    """
+    """Context manager that writes the table in up to three formats, each atomically; *columns*: of either table."""
 
     def __init__(
         self,
@@ -229,7 +224,7 @@ def _parsed(file: TextIO, path: Path) -> Iterator[ContigCall]:
 
 
 def _calls_of(rows: Sequence[Sequence[str]], names: Sequence[str], path: Path, first: int) -> list[ContigCall]:
-    """Return the contigs of rows, of which the first is line *first*; ResultError names a line that is none."""
+    """Return the contigs of rows, beginning with line *first*; ResultError names a line that is not a contig."""
     try:
         columns = zip(names, zip(*rows, strict=True), strict=True)
         found = [map(_OF_TEXTS[name], column) for name, column in columns]

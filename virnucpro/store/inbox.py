@@ -80,7 +80,6 @@ def scan_inbox(
     Return the files that can be taken, the oldest change first, and those that cannot.
 
     Args:
-        inbox_dir: The folder.
         patterns: Shell patterns of file names; others are ignored.
         idle_s: Seconds for which a file must not have changed.
         subfolders: Whether to look into folders; links to folders are never followed.

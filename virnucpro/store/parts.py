@@ -277,9 +277,6 @@ def write_shard(
     Args:
         path: The shard; may be among the sources' files.
         sources: Checked, disjoint in blocks; memory is bounded by one read.
-        plan_fingerprint: Plan that the rows were computed by.
-        hidden_dim: Width when there is no row.
-        on_step: Called repeatedly while rows are written.
     """
     num_rows = sum(len(source.positions) for source in sources)
     width = max((source.hidden_dim for source in sources), default=hidden_dim)

@@ -141,7 +141,7 @@ def read_embeddings(path: str | Path) -> Embeddings:
 
 
 def _result_in(layout: RunLayout) -> Result:
-    """Return the result in the folder of a run; where nothing is whole, the one whose error says what is missing."""
+    """Return the result in a run's folder; if incomplete, the one with an error that names what is missing."""
     whole = all_results(layout, is_partial=False)
     for result in whole:
         if result.proof.exists():

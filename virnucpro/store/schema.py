@@ -40,7 +40,7 @@ TRUNCATED_FROM = "truncated_from"
 """int64 (num_sequences,), only in files with a truncated sequence: its residues before, 0 where it is whole."""
 LOW_INFORMATION = "low_information"
 """uint8 (num_sequences,), only in files that have one: 1 where a sequence has only unknown residues (X) or nucleotides
-(N), so that its row says nothing about it."""
+(N), so that its row carries no information."""
 POSITIONS = "positions"
 """int64 (num_sequences,): position of each row's sequence in the sequence index. Parts and shards only."""
 BLOCKS = "blocks"
@@ -67,7 +67,7 @@ UTF8 = h5py.string_dtype(encoding="utf-8")
 _REFERENCE = np.dtype([("bytes", "<u4"), ("place", "V12")])
 """An id in the dataset: the length of the text, and where the text is."""
 OVERHEAD_BYTES = 1 << 16
-"""Most bytes of an HDF5 file of ours besides its rows and ids."""
+"""Most bytes of an HDF5 file besides its rows and ids."""
 IDS_PER_WRITE = 8192
 """Ids converted at a time."""
 _ROWS_BYTES = 4 << 20
@@ -216,7 +216,7 @@ def embeddings_of(file: h5py.File, path: Path) -> h5py.Dataset:
 
 
 def _id_bytes(ids: h5py.Dataset, path: Path) -> int:
-    """Return the UTF-8 bytes of all ids, of which many may refer to one long text."""
+    """Return the UTF-8 bytes of all ids; many ids may refer to one long text."""
     offset = ids.id.get_offset()
     if offset is None or ids.id.get_storage_size() != ids.size * _REFERENCE.itemsize:
         raise ResultError(path, f"{SEQUENCE_IDS!r} is stored as in no file of ours: refused")

@@ -20,11 +20,7 @@ _LINES_PER_PIECE = 1 << 13
 
 
 class SortedLines:
-    """
-    Context manager that collects lines; sorted runs go to unnamed files in *folder* until it ends.
-
-    *lines_in_memory*: lines sorted in memory at a time.
-    """
+    """Context manager that collects lines; sorts *lines_in_memory* at a time into unnamed files in *folder*."""
 
     def __init__(self, folder: Path, *, lines_in_memory: int = LINES_IN_MEMORY) -> None:
         self._folder = folder

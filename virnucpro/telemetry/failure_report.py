@@ -51,15 +51,8 @@ def failure_report(
     Return a few lines about a process that has failed.
 
     Args:
-        rank: What was known of it when it ended.
-        failure: Class of the failure.
-        reason: One sentence.
         log_path: Log of the rank; lines of its other processes are not shown.
         exit_code: Of the process, negative for a signal; None where it never started.
-        starts_again: Whether another process follows.
-        run_id: Of this start of the run.
-        counts: What a batch is of.
-        measure: What is counted as its tokens.
     """
     try:
         last = _last_entries(log_path)

@@ -50,7 +50,7 @@ class LogEntry:
 
 
 def parse_line(line: bytes) -> LogEntry:
-    """Parse a line without its line end; one that is not JSON of ours becomes an entry of text."""
+    """Parse a line without its line end; foreign text becomes an entry of text."""
     try:
         found = json.loads(line)
         time = datetime.fromisoformat(found.pop("timestamp"))

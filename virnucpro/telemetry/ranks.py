@@ -63,7 +63,7 @@ class TokenRate:
         self._marks: deque[tuple[float, int]] = deque()
 
     def mark(self, now_s: float, tokens: int) -> None:
-        """Note that *tokens* are done since the first mark."""
+        """Record that *tokens* are done since the first mark."""
         self._marks.append((now_s, tokens))
         while len(self._marks) > 2 and now_s - self._marks[1][0] >= RATE_WINDOW_S:
             self._marks.popleft()
@@ -83,12 +83,12 @@ class TokenRate:
 
 @dataclass(kw_only=True)
 class Attempt:
-    """What is known of the running process; times are those of ``time.monotonic``."""
+    """The record of the running process; times are those of ``time.monotonic``."""
 
     started_s: float = field(default_factory=time.monotonic)
     message_s: float = field(default_factory=time.monotonic)
     step_s: float = field(default_factory=time.monotonic)
-    """Last sign of work that has no batches: checking, sealing, waiting."""
+    """Last work without batches: checking, sealing, waiting."""
     progress_s: float | None = None
     """Last batch or step, once the model is loaded."""
     loaded_s: float | None = None
@@ -106,6 +106,8 @@ class Attempt:
     """Whether it has computed something."""
     tokens_done: int = 0
     """Planned tokens of the blocks that it has computed."""
+    share_tokens: int = 0
+    """Planned tokens of the running batch that are computed, where it tells."""
     last_batch: Batch | None = None
     wants: str | None = None
     """Whether it asks for blocks: ``more``, or ``idle`` where it has computed all that it had."""
@@ -117,7 +119,6 @@ class Rank:
 
     rank: int
     device: str
-    """Its device's label."""
     host: str | None = None
     """Its host, where a run has several."""
 
@@ -130,7 +131,6 @@ class Rank:
     failures: list[str] = field(default_factory=list)
     """Failure class of every process that failed."""
     pids: list[int] = field(default_factory=list)
-    """Every process that was started."""
     exit_code: int | None = None
     """Of the last process; negative for a signal."""
     attempts: int = 0
@@ -144,15 +144,13 @@ class Rank:
     cache_problem: str | None = None
     """Why the embedding cache was not used to the end."""
     tokens: int = 0
-    """Tokens computed, over all attempts."""
     seconds: float = 0.0
-    """Wall time, over all attempts."""
     compute_s: float = 0.0
     """Seconds from the loaded model to the last row, over all attempts."""
     attention_kernel: str | None = None
     """Of the last process that loaded its model."""
     processor: str | None = None
-    """Likewise: what its last bits depend on."""
+    """Same as above: what its last bits depend on."""
 
     phase: RankState = RankState.WAITING
     """What it is doing; a view shows FINISHING where it has nothing left to compute."""
@@ -206,7 +204,6 @@ class Rank:
         return self.batch_total_s / self.batches if self.batches else None
 
     def to_json(self) -> dict[str, Any]:
-        """Return plain data for the manifest."""
         values = {name: getattr(self, name) for name in _IN_THE_MANIFEST}
         return {
             **values,
@@ -216,7 +213,6 @@ class Rank:
         }
 
     def begin_attempt(self) -> None:
-        """Note that a process is about to start."""
         self.attempts += 1
         self.state, self.failure, self.reason, self.exit_code = "failed", None, None, None
         self.attempt, self.phase, self.pid = Attempt(), RankState.STARTING, None
@@ -225,19 +221,19 @@ class Rank:
             self.to_restart_after = ""
 
     def end_attempt(self) -> None:
-        """Note that the process has ended; ``state`` says how."""
+        """Record that the process has ended, as ``state`` has it."""
         attempt = self.attempt
         if self.state == "complete":
             self.failed_sequences |= attempt.unproved_failures
         else:
             attempt.revoked_failures = attempt.unproved_failures
-        attempt.unproved_failures = {}
+        attempt.unproved_failures, attempt.share_tokens = {}, 0
         self.seconds += time.monotonic() - attempt.started_s
         if attempt.loaded_s is not None and attempt.last_batch_s is not None:
             self.compute_s += attempt.last_batch_s - attempt.loaded_s
 
     def apply(self, message: Mapping[str, Any]) -> None:
-        """Take in a message of the worker; one that makes no sense, as a user's worker may send, costs a warning."""
+        """Apply a message of the worker; one that makes no sense, as a user's worker may send, costs a warning."""
         self.attempt.message_s, self.attempt.has_messages = time.monotonic(), True
         try:
             self._apply(message)
@@ -270,6 +266,9 @@ class Rank:
             case "progress":
                 attempt.progress_s = attempt.last_batch_s = now_s
                 self._end_batch(int(message["block"]), message)
+            case "share":
+                attempt.progress_s, attempt.share_tokens = now_s, int(message["tokens"])
+                self.rate.mark(now_s, attempt.tokens_done + attempt.share_tokens)
             case "sequence_failed":
                 failed = {int(message["position"]): (int(message["block"]), str(message["failure"]))}
                 attempt.unproved_failures = attempt.unproved_failures | failed
@@ -328,7 +327,7 @@ class Rank:
         self.batch_total_s += seconds
         self.packing += float(message["packing"])
         self.oom_splits += int(message["oom_splits"])
-        attempt.tokens_done += planned_tokens
+        attempt.tokens_done, attempt.share_tokens = attempt.tokens_done + planned_tokens, 0
         self.rate.mark(time.monotonic(), attempt.tokens_done)
 
 
@@ -341,7 +340,6 @@ def durable_messages(
     Args:
         blocks: Numbers of those that hold every sequence.
         short: Number of each that lacks sequences -> the rows that it gives, copies included.
-        written_bytes: Bytes of the file that was written.
     """
     runs = list(runs_of(sorted(blocks)))
     exceptions = [[block, rows] for block, rows in short.items()]
@@ -353,7 +351,7 @@ def durable_messages(
 
 
 def done_messages(blocks: Iterable[int]) -> Iterator[dict[str, Any]]:
-    """Yield messages that nothing is left to do for blocks that the parent assigns."""
+    """Yield messages that these blocks have nothing left to compute."""
     yield from _messages("done", blocks)
 
 

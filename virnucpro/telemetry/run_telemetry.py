@@ -86,11 +86,10 @@ class _Stage:
 
 class RunTelemetry:
     """
-    Context manager around a run, of whatever kind; ``running`` marks the time in which it holds its folder.
+    Context manager around a run of any kind; ``running`` marks the time in which it holds its folder.
 
     Args:
         metrics: Where metrics go beside the folder; None: as the environment sets it.
-        views: What shows the run.
         notes: Whether they show what is neither an error nor a warning.
     """
 
@@ -125,7 +124,7 @@ class RunTelemetry:
         return self
 
     def __exit__(self, _: object, error: BaseException | None, __: object) -> None:
-        with ExitStack() as ending:  # whatever interrupts the end: a second Ctrl-C, say
+        with ExitStack() as ending:  # whatever interrupts the end, such as a second Ctrl-C
             if self._gpus is not None:
                 ending.callback(self._guarded, self._gpus.close)
             if self._server is not None:
@@ -139,15 +138,7 @@ class RunTelemetry:
 
     @contextmanager
     def running(self, layout: FolderLayout, run_id: str) -> Iterator[None]:
-        """
-        Show the run for the time of the block, and leave its last figures in its folder.
-
-        Within another such block it does nothing.
-
-        Args:
-            layout: Of the folder, whose lock the caller holds.
-            run_id: Unique to this start of the run.
-        """
+        """Show the run for the time of the block, then leave its last figures in its folder; nested: no-op."""
         if self._layout is not None:
             yield
             return
@@ -161,7 +152,7 @@ class RunTelemetry:
 
     @contextmanager
     def stage(self, name: str, *, model: str = "") -> Iterator[None]:
-        """Note that a stage lasts for the time of the block; *model* names the embedding run that it belongs to."""
+        """Record a stage for the time of the block; *model*: the embedding run of the stage."""
         with self._lock:
             depth = sum(around.ended_s is None for around in self._stages)
             stage = _Stage(name, model, depth)
@@ -173,7 +164,7 @@ class RunTelemetry:
 
     @contextmanager
     def waiting(self, name: str) -> Iterator[None]:
-        """Note that the run stands still for the time of the block: a stage whose seconds are no other stage's."""
+        """Record a wait for the time of the block: a stage with seconds that count in no other stage."""
         with self._lock:
             around = [stage for stage in self._stages if stage.ended_s is None]
         began_s = time.monotonic()
@@ -186,7 +177,7 @@ class RunTelemetry:
                 stage.waited_s += waited_s
 
     def stages_s(self, model: str = "") -> dict[str, float]:
-        """Return the seconds of each stage of an embedding run, or of the whole, that has ended."""
+        """Return the seconds of each finished stage of an embedding run, or of the whole run."""
         stages = self._stages_now()
         return {stage.name: stage.seconds for stage in stages if stage.model == model and stage.is_over}
 
@@ -205,7 +196,7 @@ class RunTelemetry:
         return work
 
     def has_workers(self) -> bool:
-        """Whether work is under way of which some worker has sent a message."""
+        """Whether there is work with a worker that has sent a message."""
         return any(work.has_workers for work in self._works)
 
     def say(self, text: str) -> None:
@@ -213,7 +204,7 @@ class RunTelemetry:
         self._sayings.put(text)
 
     def note(self, text: str) -> None:
-        """Do so with what is neither an error nor a warning."""
+        """Show lines that are neither errors nor warnings."""
         if self._shows_notes:
             self.say(text)
 
@@ -286,7 +277,7 @@ class RunTelemetry:
             self._pushgateway.stop()
 
     def _leave_files(self) -> None:
-        """Write what stays in the folder: the last figures, and the timeline of a profiled run."""
+        """Write the last figures, and the timeline of a profiled run, which stay in the folder."""
         assert self._layout is not None
         here = self._layout.output_dir
         try:
@@ -358,7 +349,7 @@ class RunTelemetry:
         self.say(f"{message.get('level', 'warning')}: rank {rank.rank} ({where}): {log_sentence(message)}")
 
     def _guarded(self, call: Callable[..., None], *args: Any, of: View | None = None) -> None:
-        """Do something that must never end the run; a view that fails shows no more."""
+        """Call what must never end the run; a view that fails shows no more."""
         try:
             call(*args)
         except StoppedError:  # a signal, which has nothing to do with the call that it came in

@@ -42,8 +42,6 @@ class RankState(StrEnum):
 
 @dataclass(frozen=True, kw_only=True)
 class Batch:
-    """What a worker was last given to compute."""
-
     block: int
     sequences: int
     tokens: int
@@ -88,7 +86,6 @@ class RankSnapshot:
     """Where its processes run; empty where that is not known yet."""
     state: RankState
     pid: int | None
-    """Of its running process."""
     attempts: int
     rows: int | None
     """Rows that are durable, copies and those of earlier starts included; None before its process has reported."""
@@ -162,7 +159,7 @@ class WorkSnapshot:
 
     @property
     def progress(self) -> float:
-        """Share of the plan's tokens that is done, 0 to 1; of an empty plan 1."""
+        """Share of the plan's tokens that is done, 0 to 1; 1 for an empty plan."""
         return 1 - self.tokens_left / self.tokens if self.tokens else 1.0
 
     @property
@@ -173,16 +170,14 @@ class WorkSnapshot:
 
 @dataclass(frozen=True, kw_only=True)
 class StageSnapshot:
-    """A stage that has begun."""
-
     name: str
     """Such as index, embed, aggregate; of a prediction also fragments, classify and so on."""
     model: str
-    """The embedding run's that it belongs to; empty for stages of the whole."""
+    """Name of its embedding run; empty for stages of the whole run."""
     started: float
     """Unix time."""
     seconds: float
-    """Seconds that it took, or has taken so far, without those in which the run stood still."""
+    """Seconds that it took, or has taken so far, without waiting."""
     elapsed: float
     """Seconds from its begin to its end, or until now."""
     depth: int
@@ -211,7 +206,7 @@ class RunSnapshot:
 
     @property
     def stage(self) -> StageSnapshot | None:
-        """The innermost stage under way."""
+        """The innermost running stage."""
         return next((stage for stage in reversed(self.stages) if not stage.is_over), None)
 
     @property
@@ -225,7 +220,7 @@ class WorkFacts:
     """What ranks are to compute, once it is planned; B blocks."""
 
     run_id: str
-    """Of this start of the run, as its workers' logs have it."""
+    """Of this start of the run, as in the logs of its workers."""
     model: str
     precision: str
     token_budget: int
@@ -242,9 +237,7 @@ class WorkFacts:
     rows_of: Callable[[IntArray], IntArray]
     """Returns how many rows the sequences at some index positions give, copies included."""
     records: int
-    """Records of the input, skipped ones included."""
     copies: int
-    """Records that take the row of an identical sequence."""
     skipped: int
     counts: str = SEQUENCES
     """What records and rows are of."""
@@ -258,7 +251,7 @@ class View(Protocol):
     """Something that shows a run. Its methods are called one at a time; it decides itself how often it shows what."""
 
     def update(self, snapshot: RunSnapshot) -> None:
-        """Take in how the run is; called about twice a second, and once at its end."""
+        """Record how the run is; called about twice a second, and once at its end."""
         ...
 
     def say(self, text: str) -> None:

@@ -33,12 +33,7 @@ _WRITE_BYTES = 1 << 20
 
 
 def merge_trace(spans_dirs: Sequence[tuple[str, Path]], stages: Sequence[StageSnapshot], path: Path) -> bool:
-    """
-    Write the timeline and remove the spans; return False when nothing was recorded.
-
-    Args:
-        path: The timeline; written atomically.
-    """
+    """Write the timeline atomically and remove the spans; return False when nothing was recorded."""
     processes = sorted(process for label, folder in spans_dirs for process in _processes(label, folder))
     if not processes:
         return False

@@ -39,9 +39,8 @@ class WorkTelemetry:
     One embedding run or work on contigs; its ``ranks`` are the records that the workers' messages are applied to.
 
     Args:
-        facts: What it is.
         on_gpu: Called with a device's label and the UUID of the GPU that its worker found itself on.
-        on_log: Called with a rank and what its worker logged for people.
+        on_log: Called with a rank and what its worker logged for users.
         on_failure: Called when a process of a rank has failed, or processors differ, with a few lines about it.
     """
 
@@ -75,12 +74,12 @@ class WorkTelemetry:
         """Rank -> of its host."""
 
     def assigned(self, rank: int, blocks: Sequence[int]) -> None:
-        """Take in what the next process of *rank* is given."""
+        """Record what the next process of *rank* is assigned."""
         with self._lock:
             self._owner[np.fromiter(blocks, np.int64, len(blocks))] = rank
 
     def add(self, block_tokens: IntArray, block_rows: IntArray) -> None:
-        """Take in blocks that follow those of before, int64 each."""
+        """Add blocks after the existing ones, int64 each."""
         with self._lock:
             facts, number = self.facts, len(block_tokens)
             self._owner = np.append(self._owner, (len(self._owner) + np.arange(number)) % max(1, len(facts.devices)))
@@ -102,7 +101,7 @@ class WorkTelemetry:
             return self.ranks[number]
 
     def on_message(self, rank: int, message: Mapping[str, Any]) -> None:
-        """Take in what a message, which was applied to its rank before, says of blocks, GPUs and the log."""
+        """Record what a message, which was applied to its rank before, has on blocks, GPUs and the log."""
         self._has_messages = True
         try:
             with self._lock:
@@ -131,7 +130,7 @@ class WorkTelemetry:
         self._num_processors = len(found)
 
     def apply_entry(self, entry: Mapping[str, Any]) -> None:
-        """Take in what a worker on another host reports, as if its pipe ended here; nonsense costs a warning."""
+        """Apply a report of a worker on another host, as if its pipe ended here; nonsense costs a warning."""
         try:
             self._apply_entry(entry)
         except (ValueError, LookupError, TypeError) as error:
@@ -157,13 +156,6 @@ class WorkTelemetry:
                 raise LookupError("an entry of no known kind")
 
     def ended(self, rank: int, starts_again: bool, quarantined: Mapping[int, str]) -> None:
-        """
-        Take in that a process of *rank* has ended, as its record says.
-
-        Args:
-            starts_again: Whether another process follows.
-            quarantined: Index position of each sequence that is not computed any more -> failure class.
-        """
         with self._lock:
             state = self.ranks[rank]
             undecided = {position for other in self.ranks for position in other.attempt.unproved_failures}
@@ -216,7 +208,6 @@ class WorkTelemetry:
         self._on_failure(rank.failure_report)
 
     def failure_of(self, rank: int) -> str:
-        """Return a few lines about the process of *rank* that failed last; empty where none has."""
         return self.ranks[rank].failure_report
 
     @property
@@ -225,7 +216,7 @@ class WorkTelemetry:
         return self._has_messages and not self._is_over and not self.facts.is_small
 
     def over(self) -> None:
-        """Take in that no process runs, and none will be started any more."""
+        """Record that no process runs, and none will be started any more."""
         with self._lock:
             self._is_over = True
             for rank in self.ranks:
@@ -234,10 +225,9 @@ class WorkTelemetry:
 
     def aggregated(self, missing: IntArray) -> None:
         """
-        Take in what the result holds: a host that was killed may have made rows durable and sent no message of it.
+        Correct the rows by the result: a killed host may have made rows durable and sent no message of it.
 
-        Args:
-            missing: int64 (B,): records of each block that have no row.
+        *missing*: int64 (B,): records of each block that have no row.
         """
         with self._lock:
             fresh = np.maximum(self.facts.block_rows - missing - self._counted, 0)
@@ -247,17 +237,17 @@ class WorkTelemetry:
                 self.ranks[number].has_counted_rows |= self.ranks[number].rows > 0
 
     def pids(self) -> dict[int, int]:
-        """Return rank -> process, of those that run."""
+        """Return rank -> process, of the running ones."""
         return {rank.rank: rank.pid for rank in self.ranks if rank.pid is not None}
 
     def used(self, rank: int, pid: int, *, cpu_s: float, resident_bytes: int) -> None:
-        """Take in what the process *pid* of *rank* has used so far."""
+        """Record what the process *pid* of *rank* has used so far."""
         with self._lock:
             if self.ranks[rank].pid == pid:
                 self.ranks[rank].cpu_s, self.ranks[rank].resident_bytes = cpu_s, resident_bytes
 
     def sampled(self, rank: int, used: Mapping[str, Any] | None, gpus: tuple[GpuSample, ...]) -> None:
-        """Take in what another host has sampled: *cpu_s* and *resident_bytes* of the rank's process, and its GPU."""
+        """Record a sample of another host: *cpu_s* and *resident_bytes* of the rank's process, and its GPU."""
         with self._lock:
             self._gpus_elsewhere[rank] = gpus
             if used is not None:
@@ -265,7 +255,7 @@ class WorkTelemetry:
                 self.ranks[rank].resident_bytes = int(used["resident_bytes"])
 
     def gpus(self) -> tuple[GpuSample, ...]:
-        """Return the last samples of GPUs of other hosts whose processes run."""
+        """Return the last samples of GPUs of other hosts with running processes."""
         with self._lock:
             sampled = [] if self._is_over else list(self._gpus_elsewhere.items())
             return tuple(gpu for rank, gpus in sampled if self.ranks[rank].phase in _HAS_PROCESS for gpu in gpus)
@@ -310,7 +300,9 @@ class WorkTelemetry:
         """Return the planned tokens of each rank's blocks that are neither durable nor computed."""
         is_open = ~self._computed & ~self._done & (self._counted == 0)
         tokens = self.facts.block_tokens * is_open
-        return [int(left) for left in np.bincount(self._owner, tokens, len(self.ranks))]
+        left_of_blocks = np.bincount(self._owner, tokens, len(self.ranks)).astype(int).tolist()
+        shares = [rank.attempt.share_tokens for rank in self.ranks]
+        return [max(left - share, 0) for left, share in zip(left_of_blocks, shares, strict=True)]
 
     def _count(self, rank: Rank, message: Mapping[str, Any]) -> None:
         whole = whole_blocks(message)
@@ -363,7 +355,7 @@ class WorkTelemetry:
 
 
 def _seconds_left(ranks: Sequence[RankSnapshot], *, is_over: bool) -> float | None:
-    """Return the estimate of the slowest rank; one that has no rate yet is taken to be as fast as the others."""
+    """Return the estimate of the slowest rank; a rank without a rate is taken to be as fast as the mean."""
     if not any(rank.tokens_left for rank in ranks):
         return 0.0
     if is_over:

@@ -41,8 +41,6 @@ _MAX_VALUE_CHARACTERS = 300
 
 
 class Reports(Protocol):
-    """Sends messages to the parent."""
-
     def put(self, message: dict[str, Any], /) -> None: ...
 
 
@@ -53,9 +51,6 @@ def setup_worker_logging(
     Send all log lines of this process to the rank's file; the first act of a worker.
 
     Args:
-        rank: Bound to every line.
-        log_dir: Folder of the log files; made when absent.
-        level: Least severe level that is kept.
         reports: Takes lines of at least WARNING for the parent, ``{'kind': 'log', 'level', 'event', 'fields'}``: at
             most ``MAX_REPORTED``, then one that counts the rest.
         bound: More values for every line, such as run_id and device.
@@ -118,15 +113,7 @@ def _json_lines(shared: list[Processor]) -> logging.Formatter:
 
 
 def log_end_of_process(path: Path, *, level: str, bound: Mapping[str, object], **fields: object) -> None:
-    """
-    Append ``worker.ended`` to the log of a process that has ended; written by its parent.
-
-    Args:
-        path: Log of its rank; an unwritable one is ignored.
-        level: ``warning`` or ``error``.
-        bound: Fields that every line of the process carries.
-        fields: Why it ended.
-    """
+    """Append ``worker.ended`` to the log of an ended process, from its parent; an unwritable log is ignored."""
     line = {**fields, **bound, "event": "worker.ended", "level": level, "timestamp": f"{datetime.now(UTC):%FT%T.%fZ}"}
     with suppress(OSError), os.fdopen(_opened(path), "w", encoding="utf-8") as file:
         file.write(f"{json.dumps(line)}\n")
@@ -182,7 +169,7 @@ class _ToParent(logging.Handler):
             pass
 
     def handleError(self, record: logging.LogRecord) -> None:  # noqa: N802  logging's name
-        """Ignore it: the line is in the file."""
+        """Do nothing: the line is in the file."""
 
 
 def _message(line: dict[str, Any]) -> dict[str, Any]:
@@ -214,5 +201,4 @@ def started_by() -> dict[str, str]:
 
 
 def known_labels() -> dict[str, str]:
-    """Return the labels that are set, for a log line."""
     return {label: value for label, value in started_by().items() if value}

@@ -85,7 +85,7 @@ def build_index(
 def _scan(
     fasta_files: Sequence[str | Path], readable: Callable[..., ReadableFile], rules: InputRules, mates: dict[str, int]
 ) -> tuple[list[tuple[ReadableFile, ScannedFile]], Problems]:
-    """Read every file, those of *mates*, by their paths, as reads of this number in a pair."""
+    """Read every file; *mates*: path -> number in a pair, 1 or 2, of its reads."""
     problems = Problems(rules.on_bad_record)
     scanned: list[tuple[ReadableFile, ScannedFile]] = []
     for file_number, path in enumerate(fasta_files):
@@ -103,7 +103,7 @@ def _scan(
 
 
 def _mates(scanned: Sequence[tuple[ReadableFile, ScannedFile]]) -> dict[str, int]:
-    """Return 1 or 2 for the paths of two FASTQ files of other reads, with the same ids in the same order, unmarked."""
+    """Return path -> 1 or 2, of two FASTQ files that have the same unmarked ids in the same order."""
     mates: dict[str, int] = {}
     for (first, found), (second, other) in combinations([one for one in scanned if one[0].is_fastq], 2):
         if found.sha256 != other.sha256 and all(

@@ -45,10 +45,8 @@ COLUMNS = (
     ("file_numbers", "<u4", 1),
     ("low_information", "|u1", 1),
 )
-"""
-Name, dtype and width of each column, in the order of the file. ``id_ends`` is by row of the input, all others by
-position in the sorted index.
-"""
+"""Name, dtype and width of each column, in the order of the file. ``id_ends`` is by row of the input, all others by
+position in the sorted index."""
 
 
 class MappedIndex(NamedTuple):
@@ -97,7 +95,7 @@ def write_index(
 
 
 def map_index(path: Path) -> MappedIndex:
-    """Map a file; IndexFormatError where it is missing, of another version, or not of the size that it states."""
+    """Map an index file; IndexFormatError where it is missing, of another version, or not of the stated size."""
     try:
         with open(path, "rb", opener=only_regular) as file:
             size = os.fstat(file.fileno()).st_size

@@ -51,8 +51,6 @@ class _Member(Protocol):
 
 @dataclass(frozen=True)
 class Packing:
-    """A format of compression."""
-
     name: str
     starts: tuple[bytes, ...]
     """A file of this format begins with one of them."""
@@ -86,7 +84,6 @@ SUFFIXES = ("gz", "bz2", "xz", "zst", "zstd")
 
 
 def packing_of(head: bytes) -> Packing | None:
-    """Return how a file with these first bytes is compressed; None where it is not."""
     return next((packing for packing in PACKINGS if head.startswith(packing.starts)), None)
 
 

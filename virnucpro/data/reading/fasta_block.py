@@ -28,8 +28,6 @@ HASH_BYTES = 16
 
 
 class Rows(NamedTuple):
-    """Some records in the order of their file."""
-
     offsets: IntArray
     """int64 (n,): bytes from the start of the file to each ``>``."""
     record_bytes: IntArray
@@ -53,14 +51,7 @@ def sequence_hash(sequence: bytes) -> bytes:
 
 
 def plain_rows(buffer: bytes, offset: int, counts: Counter[str], letters: Letters) -> tuple[Rows, int] | None:
-    """
-    Read whole records as arrays; return the rows and the number of lines, or None where anything is unusual.
-
-    Args:
-        buffer: Whole records, from the first ``>``.
-        offset: Bytes before *buffer* in its file.
-        counts: Receives the numbers of J, of ambiguous letters and of low-information sequences.
-    """
+    """Read whole records as arrays; return rows and number of lines, or None where anything is unusual."""
     if b"\r" in buffer:
         return None
     text = buffer if buffer.endswith(b"\n") else buffer + b"\n"

@@ -3,7 +3,7 @@ One pass over a FASTA file: where each record is, its id, its residues, and a ha
 
 A block in which nothing is unusual is read as arrays; any other goes record by record through the strict rules of
 ``virnucpro.data.fasta``. Both give the same rows. Memory grows with the number of records and the bytes of their ids
-only: a record longer than a block is read in pieces.
+only: a record longer than a block is read in parts.
 """
 
 from __future__ import annotations
@@ -51,10 +51,8 @@ COUNTED = (
     "ambiguous",
     "low_information",
 )
-"""
-What is counted: J read as X; blanks removed; stops removed from an end; gaps removed; stops read as X; letters that,
-after normalisation, stand for several residues or nucleotides; sequences of unknown letters only.
-"""
+"""J read as X; blanks removed; stops removed from an end; gaps removed; stops read as X; normalised letters that
+stand for several residues or nucleotides; sequences of unknown letters only."""
 OF_FILES = ("lacks_bgzip_end", "mate_files")
 """Files that are counted: by ``bgzip`` without an end-of-file block; FASTQ taken as one of a pair."""
 
@@ -89,7 +87,7 @@ def scan_fasta(
     Args:
         path: As the user named it, for messages.
         place: Maps a line of *descriptor* to what messages give; by default the line itself.
-        block_bytes: Bytes read at once; a longer record is read in pieces. Never changes a row.
+        block_bytes: Bytes read at once; never changes a row.
 
     Raises:
         BadInputError: Too many problems, or the system refuses to read.
@@ -112,7 +110,7 @@ def scan_fasta(
 
 @dataclass
 class _Scanner:
-    """The state between two blocks. ``feed`` returns the bytes that it needs again in front of the next block."""
+    """The state between two blocks; ``feed`` returns the bytes to put in front of the next block."""
 
     path: str
     file_number: int

@@ -94,12 +94,10 @@ class ReadableFile:
     given_bytes: int | None = None
     """Bytes of the original of a copy; None where ``read_path`` is the original."""
     given_sha256: str | None = None
-    """Its hex sha256, likewise."""
+    """Hex sha256 of the original of a copy, same as above."""
     lines_per_record: int | None = None
-    """
-    None where the lines of ``read_path`` are those of the unpacked original. The copy of a format without lines has a
-    fixed number of lines a record; messages give the record's number instead.
-    """
+    """None where the lines of ``read_path`` are those of the unpacked original. The copy of a format without lines
+    has a fixed number of lines a record; messages give the record's number instead."""
     is_fastq: bool = False
     lacks_bgzip_end: bool = False
     """Whether it is compressed by ``bgzip`` and has no end-of-file block: it may be truncated between two blocks."""
@@ -112,11 +110,7 @@ class ReadableFile:
 def make_readable(
     path: str | Path, unpack_dir: Path, *, kind: SequenceKind, max_unpacked_bytes: int, mate: int = 0
 ) -> ReadableFile:
-    """
-    Return an input that is FASTA, or a FASTA copy in *unpack_dir*; BadInputError where it is unusable.
-
-    *mate* is that of ``fastq_as_fasta``.
-    """
+    """Return a FASTA input, or its FASTA copy in *unpack_dir*; *mate* as of ``fastq_as_fasta``."""
     name = input_name(path)
     real_path = os.path.realpath(path)
     with open_regular(os.fspath(path)) as descriptor:
@@ -177,13 +171,7 @@ def _sniffed(
 
 @contextmanager
 def open_regular(path: str) -> Iterator[int]:
-    """
-    Open a regular file for reading.
-
-    Raises:
-        BadInputError: It cannot be opened.
-        PathNotAllowedError: The name leads outside the allowed folders.
-    """
+    """Open a regular file; ``BadInputError``, or ``PathNotAllowedError`` outside the allowed folders."""
     if path == STDIN:
         raise unusable(path, "only the commands predict and embed read standard input", _SAVE_FIRST)
     try:
@@ -279,5 +267,4 @@ def _format_of(head: bytes, name: str, kind: SequenceKind) -> InputFormat:
 
 
 def unusable(path: str, what: str, remedy: str, *, line: int | None = None) -> BadInputError:
-    """Return the error of one problem of an input file."""
     return BadInputError([InputProblem(path, line, what, remedy)])

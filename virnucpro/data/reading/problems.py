@@ -39,8 +39,6 @@ class SkippedRecord:
 
 
 class SkippedRecords:
-    """Collects skipped records while the input is read."""
-
     def __init__(self) -> None:
         self._packed: list[bytes] = []
         self._lines: list[str] = []
@@ -68,13 +66,7 @@ class SkippedRecords:
 
 
 class Problems:
-    """
-    Collects the problems of the inputs, up to the limit of one error message; where bad records are skipped, those too.
-
-    Attributes:
-        skipped: The records that are skipped.
-        skips_bad: Whether bad records are skipped instead of reported.
-    """
+    """Collects the problems of the inputs, up to the limit of one error message, and the records that are skipped."""
 
     def __init__(self, on_bad_record: BadRecordPolicy = BadRecordPolicy.ERROR) -> None:
         self.skipped = SkippedRecords()

@@ -43,10 +43,8 @@ _PAIR_COMMENT = re.compile(rb"(\S+)[ \t]+(?:([12]):[YN]:\d|\S+/([12])(?!\S))")
 """An id, and the comment on its read by Illumina's programs or the European Nucleotide Archive."""
 _SIZE = struct.Struct("<I")
 _FIXED = struct.Struct("<iiBBHHHiiii")
-"""
-Start of a BAM record: reference, position, bytes of the name, mapping quality, bin, CIGAR operations, flags, letters,
-the mate's reference and position, template length.
-"""
+"""Start of a BAM record: reference, position, bytes of the name, mapping quality, bin, CIGAR operations, flags,
+letters, the mate's reference and position, template length."""
 _FLAGS = struct.Struct("<H")
 _FLAGS_AT = 14
 _PAIRED, _UNMAPPED, _FIRST, _SECOND, _SECONDARY, _SUPPLEMENTARY = 0x1, 0x4, 0x40, 0x80, 0x100, 0x800
@@ -56,7 +54,7 @@ def fastq_as_fasta(blocks: Iterator[bytes], path: str, mate: int = 0) -> Iterato
     """
     Convert FASTQ to FASTA text; a record keeps four lines, two of them empty, so that line numbers stay the same.
 
-    *mate* is the number in a pair, 1 or 2, of reads whose comment has none; 0 is for unpaired reads.
+    *mate*: number in a pair, 1 or 2, of reads without one in their comment; 0 for unpaired reads.
     """
     text: list[bytes] = []
     text_bytes = 0
@@ -94,7 +92,7 @@ def _lines(blocks: Iterator[bytes], path: str) -> Iterator[bytes]:
 
 
 def _check_record(record: tuple[bytes, bytes, bytes, bytes], path: str, line: int) -> None:
-    """Raise BadInputError for four lines, None behind the last one, that are no record; *line* is that of the first."""
+    """Raise BadInputError for four lines (None after the end) that are no record; *line* is the first one's."""
     header, sequence, plus, qualities = record
     if not header.startswith(b"@"):
         at, what = 0, "no '@' at the start of a record"

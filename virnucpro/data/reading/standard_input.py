@@ -1,8 +1,4 @@
-"""
-Standard input, saved once to a file of the run: records are read by offset, which a stream does not have.
-
-The file's name holds the sha256 of its content, so a run that resumes finds the same input in the same stream.
-"""
+"""Standard input, saved once to a file named by its sha256: records are read by offset, and a run can resume."""
 
 from __future__ import annotations
 
@@ -34,13 +30,7 @@ def stdin_stream() -> BinaryIO:
 
 
 def save_stream(stream: BinaryIO, layout: FolderLayout, *, most_bytes: int = DEFAULT_MAX_UNPACKED_BYTES) -> Path:
-    """
-    Save a stream to its end, and return the file; the caller holds the folder's lock.
-
-    Raises:
-        BadInputError: It cannot be read, or has more than *most_bytes*.
-        OutputError: It cannot be saved.
-    """
+    """Save a stream to its end, and return the file; ``BadInputError`` where it has more than *most_bytes*."""
     digest = hashlib.sha256()
     folder = layout.unpacked_dir
     with durable.writing(folder), durable.temporary_name(folder / "stdin") as temporary:

@@ -26,12 +26,8 @@ def open_text(path: str | Path, *, is_held: bool = False) -> Iterator[io.Buffere
     """
     Open a regular file, plain or compressed, or with ``-`` standard input, to be read once from its start.
 
-    Args:
-        path: As the user named it.
-        is_held: Whether the caller holds all of it in memory; else it bounds its lines.
-
-    Raises:
-        BadInputError: It cannot be opened; while it is read: it is damaged, or unpacks to too many bytes.
+    *is_held*: the caller holds all of it in memory; else it bounds its lines. ``BadInputError`` where the file cannot
+    be opened, and while it is read where it is damaged, or unpacks to too many bytes.
     """
     name, most_bytes = os.fspath(path), DEFAULT_MAX_UNPACKED_BYTES
     if name == STDIN:

@@ -77,8 +77,6 @@ class ContigModelCard:
 
 @dataclass(frozen=True, kw_only=True)
 class ClassifierCard:
-    """What programs need to know of a classifier."""
-
     name: str
     chunk_nt: int
     """Nucleotides of the chunks of its training."""
@@ -135,12 +133,7 @@ class ClassifierCard:
         dna: ResolvedModel | ModelConfig | None = None,
         protein: ResolvedModel | ModelConfig | None = None,
     ) -> None:
-        """
-        Refuse chunks and encoders other than those of its training; None is not checked.
-
-        Encoders are compared by the sha256 of their weights where the card has it, else by name; and by width where it
-        is known already. The error lists every difference.
-        """
+        """Refuse chunks and encoders other than those of training, naming all; None is not checked."""
         differences: dict[str, tuple[str, str]] = {}
         if chunk_nt not in (None, self.chunk_nt, *self.also_chunk_nt):
             differences["chunks of"] = (self.chunk_choice, f"{chunk_nt} nt")
@@ -207,13 +200,12 @@ def read_weights(folder: Path, card: ClassifierCard) -> dict[str, FloatArray]:
 
 
 def check_contig_weights(folder: Path, card: ClassifierCard) -> bytes:
-    """Return the content of the file of a classifier's contig model, which its card must have."""
     assert card.contig_model is not None
     return _checked(folder / CONTIG_WEIGHTS_NAME, card.contig_model.weights_sha256, card)
 
 
 def _content(path: Path) -> bytes:
-    """Return what a file of a classifier holds; one that was given by its path must be where models may be."""
+    """Return the content of a classifier's file; a given path must be where models may be."""
     is_bundled = path.parent.parent == BUNDLED_WEIGHTS_DIR
     with open(path, "rb", opener=only_regular if is_bundled else open_model) as file:
         return file.read()

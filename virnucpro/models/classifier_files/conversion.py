@@ -93,9 +93,7 @@ def convert_classifier(
     machine the card pins their sha256; else it has their names only. Nothing is downloaded.
 
     Args:
-        chunk_nt: Nucleotides of the chunks of its training; by default what the file's name begins with.
-        dna_model: Registered name of the DNA model of its training.
-        protein_model: Registered name of the protein model of its training.
+        chunk_nt: Nucleotides of the chunks of its training; by default the number that the file's name begins with.
         weights_dir: Folder that is searched first for the models' weights.
 
     Raises:
@@ -231,8 +229,6 @@ def _not_a_zip(head: bytes) -> str:
 
 
 class _Entries:
-    """The files of a PyTorch archive, all in one folder."""
-
     def __init__(self, archive: zipfile.ZipFile) -> None:
         self._archive = archive
         names = archive.namelist()

@@ -36,7 +36,7 @@ ADMITTED = frozenset({ORDERED_DICT, SET, PARAMETER, TENSOR}) | MODULE_CLASSES | 
 
 
 class RefusedPickleError(ValueError):
-    """The pickle is damaged, or needs something that a classifier does not; the message says what."""
+    """The pickle is damaged, or needs something that a classifier does not; the message names it."""
 
 
 @dataclass(frozen=True)
@@ -47,8 +47,6 @@ class Global:
 
 @dataclass(eq=False)
 class Made:
-    """An object as the file describes it."""
-
     by: Global
     """The function that would have been called, or the class."""
     arguments: tuple[Any, ...]
@@ -93,8 +91,6 @@ def read_pickle(data: bytes) -> object:
 
 
 class _Machine:
-    """The stack and the memo, and the effect of each opcode."""
-
     def __init__(self) -> None:
         self.stack: list[Any] = []
         self.memo: dict[int, Any] = {}
@@ -165,7 +161,6 @@ class _Machine:
 
 
 def _admit(module: object, name: object) -> Global:
-    """Return the global if a classifier needs it."""
     full = f"{_of(module, str, 'text')}.{_of(name, str, 'text')}".replace("__builtin__.", "builtins.", 1)
     if full not in ADMITTED:
         message = (

@@ -35,7 +35,7 @@ class BoostedTrees:
     children_N2: Int32Array
     """int32 (N, 2): a node, or the complement (~) of a leaf's number."""
     roots_T: Int32Array
-    """int32 (T,): likewise."""
+    """int32 (T,): same as above."""
     values_L: DoubleArray
     """float64 (L,)."""
 
@@ -61,7 +61,6 @@ class BoostedTrees:
         return np.asarray(self.values_L[leaves_CT].sum(axis=1))
 
     def check(self, num_inputs: int) -> None:
-        """Raise ValueError where the parts do not fit together, or numbers are not finite."""
         nodes, leaves = self.input_N.size, self.values_L.size
         next_ = np.concatenate([self.children_N2.ravel(), self.roots_T.ravel()])
         is_sound = (
@@ -79,7 +78,6 @@ class BoostedTrees:
             raise ValueError("the trees of the contig model do not fit together")
 
     def tensors(self) -> dict[str, np.ndarray[Any, Any]]:
-        """Return the arrays by their names in a file."""
         return {
             "input": self.input_N,
             "threshold": self.threshold_N,
@@ -90,7 +88,6 @@ class BoostedTrees:
 
     @classmethod
     def of_tensors(cls, tensors: Mapping[str, np.ndarray[Any, Any]]) -> BoostedTrees:
-        """Return what ``tensors`` gave; KeyError where one is absent."""
         return cls(
             input_N=tensors["input"],
             threshold_N=tensors["threshold"],

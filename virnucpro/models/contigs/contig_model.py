@@ -119,7 +119,6 @@ class ContigWeights:
         return weights
 
     def check(self) -> None:
-        """Raise ValueError where parts do not fit together, or numbers are not finite."""
         layers = [layer for member in self.members for layer in member]
         vectors = [self.is_viral_G, self.mean_I, self.deviation_I, *(layer.bias for layer in layers)]
         if any(x.ndim != 1 for x in vectors) or any(layer.weight.ndim != 2 for layer in layers):
@@ -150,7 +149,7 @@ class ContigWeights:
 
 
 def _part_of(tensors: Mapping[str, np.ndarray[Any, Any]], prefix: str) -> dict[str, np.ndarray[Any, Any]]:
-    """Return the tensors whose names begin with *prefix*, named without it."""
+    """Return the tensors with names that begin with *prefix*, named without it."""
     return {name.removeprefix(prefix): x for name, x in tensors.items() if name.startswith(prefix)}
 
 
@@ -163,7 +162,6 @@ class ContigModel:
 
     @property
     def uses_embeddings(self) -> bool:
-        """Whether the embeddings of frames are among its inputs."""
         return len(self._weights.mean_I) > self.features.dim
 
     @property
@@ -185,7 +183,7 @@ class ContigModel:
         Args:
             sequence_CS: float32 (C, S): from ``features.of``.
             dna_CD: float32 (C, D): mean DNA embedding of the embedded frames, zeros where there is none.
-            protein_CE: float32 (C, E): the same of proteins.
+            protein_CE: float32 (C, E): same as above, of proteins.
             frames_C: int64 (C,): embedded frames.
             chunks_C: int64 (C,): chunks, at least 1.
         """
@@ -245,10 +243,8 @@ class CompositionModel:
         """
         Return the contig model of a classifier, by the first bytes of its file; None where it reads embeddings.
 
-        Only that of a bundled classifier is not loaded: its sum is enough. Others are refused before a run begins.
-
-        Raises:
-            WeightsError: The file is absent, not the card's, or of something else.
+        Only a bundled classifier's model is not loaded: its checksum is enough. ``WeightsError`` where the file is
+        absent, not the card's, or of something else.
         """
         if card.contig_model is None:
             return None
@@ -266,7 +262,7 @@ class CompositionModel:
         return None if reads_embeddings else cls(folder, card, searches_proteins)
 
     def load(self) -> ContigModel:
-        """Load it; WeightsError where its file is absent or another."""
+        """Load the model; WeightsError where its file is absent or another."""
         return load_contig_model(self.folder, self.card)
 
     def records(self) -> tuple[str, ...]:
@@ -284,7 +280,7 @@ def _checked_inputs(inputs: int, groups: int) -> int:
 
 
 def load_contig_model(folder: Path, card: ClassifierCard) -> ContigModel:
-    """Load the contig model of a classifier whose card names one; WeightsError where its file is absent or another."""
+    """Load a classifier's contig model, which its card must have; WeightsError where its file is absent or another."""
     data = check_contig_weights(folder, card)
     try:
         weights = ContigWeights.of_bytes(data)

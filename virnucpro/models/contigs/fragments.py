@@ -30,14 +30,11 @@ _ADDED_IN_PAIRS = 8
 
 class Fragments:
     """
-    The letters and codons of fragments.
+    The letters and codons of fragments, given as *codes* of ``nucleotide_codes.encode``.
 
     Unknown letters follow each fragment, at least one and up to a multiple of three. So each of its frames ends with
     ``NO_CODON``. A single unknown letter in a fragment breaks no frame: it is read as C, which no stop codon has, on
     either strand; no k-mer of nucleotides includes it.
-
-    Args:
-        codes: Of each fragment, uint8 (its nucleotides,), as ``nucleotide_codes.encode`` returns them.
     """
 
     def __init__(self, codes: Sequence[CodeArray]) -> None:
@@ -90,13 +87,7 @@ def _bridged(codes_L: CodeArray) -> CodeArray:
 
 
 class Groups:
-    """
-    Which fragment each item is of.
-
-    Args:
-        fragment_X: int64 (X,), ascending.
-        number: P.
-    """
+    """The fragment of each item, *fragment_X*: int64 (X,), ascending; *number* is P."""
 
     def __init__(self, fragment_X: IntArray, number: int) -> None:
         self.fragment_X = fragment_X
@@ -124,12 +115,10 @@ class Groups:
         return np.asarray(sums, dtype=np.float64)
 
     def means(self, values_X: AnyArray) -> DoubleArray:
-        """Return the mean of each fragment's items, 0 without any, as ``sums``."""
         sums = self.sums(values_X)
         return np.asarray((sums.T / np.maximum(self.counts_P, 1)).T)
 
     def deviations(self, values_X: AnyArray) -> DoubleArray:
-        """Return the standard deviation of each fragment's items, 0 without any, as ``sums``."""
         return np.sqrt(self.means((values_X - self.means(values_X)[self.fragment_X]) ** 2))
 
     def medians(self, values_X: IntArray) -> DoubleArray:

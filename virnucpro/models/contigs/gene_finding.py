@@ -219,7 +219,7 @@ class _OpenFrames:
 
     @classmethod
     def chosen(cls, code: GeneticCode, fragments: Fragments, is_read_P: BoolArray) -> _OpenFrames:
-        """Return the best candidates by *code*, of the fragments that are to be read."""
+        """Return the best candidates by *code*, of the fragments to be read."""
         codons = fragments.codons_6F.ravel()
         first, last = _candidates(codons, fragments.run_ends(code.ends_run))
         fragment = fragments.fragment_F[first % len(fragments.fragment_F)]
@@ -283,7 +283,7 @@ def _chosen(fragment: IntArray, starts: IntArray, ends: IntArray, sums: IntArray
     """
     Return the best set of candidates of each fragment, ordered by their ends.
 
-    *sums* of the codons' numbers break ties: the greater wins, so that both strands choose alike.
+    *sums* of the codons' numbers break ties: the greater wins, so that both strands give the same genes.
     """
     order = np.lexsort((starts, ends, fragment))
     by_length, by_codons = (ends - starts - PRICE_NT)[order].tolist(), sums[order].tolist()

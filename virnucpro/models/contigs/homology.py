@@ -22,7 +22,7 @@ if TYPE_CHECKING:
 
     from virnucpro.arrays import BoolArray, DoubleArray, FloatArray
     from virnucpro.models.contigs.nucleotide_codes import CodeArray
-    from virnucpro.models.contigs.protein_search import Hits
+    from virnucpro.models.contigs.protein_search import Hits, OnShare
 
 CELLULAR = 0.01
 """Composition score up to which a contig is not searched."""
@@ -52,17 +52,13 @@ class Homology:
     without_J: DoubleArray
     """float64 (J,): likewise of those without one."""
 
-    def judge(self, scores_C: FloatArray, codes: Sequence[CodeArray]) -> Judged:
-        """
-        Return what the composition *scores_C* become.
-
-        *codes* are the contigs' nucleotides, as ``nucleotide_codes.masked`` gives them.
-        """
+    def judge(self, scores_C: FloatArray, codes: Sequence[CodeArray], on_share: OnShare | None = None) -> Judged:
+        """Return P(virus) of contigs with composition *scores_C* and *codes*, as of ``nucleotide_codes.masked``."""
         judged_C = np.array(scores_C, dtype=np.float32)
         searched_C = is_searched(scores_C)
         numbers = np.flatnonzero(searched_C).tolist()
         some = [ends_of(codes[number]) for number in numbers]
-        hits = self.proteins.search(some)
+        hits = self.proteins.search(some, on_share=on_share)
         if numbers:
             judged_C[searched_C] = self.probabilities(*inputs(scores_C[searched_C], some, hits))
         return Judged(judged_C, searched_C, hits)
@@ -73,7 +69,6 @@ class Homology:
         return np.asarray(1 / (1 + np.exp(-log_odds_C)))
 
     def check(self) -> None:
-        """Raise ValueError where the parts do not fit together, or numbers are not finite."""
         self.proteins.check()
         for weights_J, number in ((self.with_hits_J, _WITH_HITS), (self.without_J, _WITHOUT)):
             is_sound = weights_J.shape == (number,) and weights_J.dtype == np.float64
@@ -81,13 +76,12 @@ class Homology:
                 raise ValueError("the weights of the contig model's homology do not fit")
 
     def tensors(self) -> dict[str, np.ndarray[Any, Any]]:
-        """Return the arrays by their names in a file."""
         weights = {"weights_with_hits": self.with_hits_J, "weights_without": self.without_J}
         return self.proteins.tensors() | weights
 
     @classmethod
     def of_tensors(cls, tensors: Mapping[str, np.ndarray[Any, Any]]) -> Homology:
-        """Return what ``tensors`` gave; KeyError where one is absent, ValueError for those of an earlier version."""
+        """Return what ``tensors`` gave; KeyError where one is absent, ValueError for an earlier version."""
         if "weights" in tensors:
             raise ValueError("an earlier version made it: train it again with this one")
         return cls(KnownProteins.of_tensors(tensors), tensors["weights_with_hits"], tensors["weights_without"])
@@ -115,9 +109,9 @@ def inputs(scores_C: FloatArray, codes: Sequence[CodeArray], hits: Hits) -> tupl
     """
     Return which contigs have a hit, and the inputs of both regressions, float64 (C, J).
 
-    Those of contigs without a hit are the composition score's log-odds, the logarithm of the length, and 1; those of
-    the others have between them the logarithms of the viral and of the cellular hit's excess bits, each plus one, and
-    by how much the viral one has more bits, as a share of the better one.
+    Without a hit: log-odds of the composition score, logarithm of the length, and 1. With a hit, before the 1: also the
+    logarithms of the viral and the cellular hit's excess bits, each plus one, and the viral hit's lead in bits, as a
+    share of the better hit.
     """
     score_C = np.clip(scores_C.astype(np.float64), _LEAST_P, 1 - _LEAST_P)
     viral_C, cellular_C = hits.bits.T

@@ -23,7 +23,7 @@ if TYPE_CHECKING:
     AnyArray = np.ndarray[Any, np.dtype[Any]]
 
 GAP_OPEN, GAP_EXTEND = 11, 1
-"""What the first residue of a gap costs, and each further one: near BLAST's defaults for BLOSUM62."""
+"""Cost of the first residue of a gap, and of each further one: near BLAST's defaults for BLOSUM62."""
 REACH = 80
 """Residues before and after the common place that are aligned."""
 BAND = 12
@@ -89,7 +89,7 @@ class LaidOut:
 
     @classmethod
     def of(cls, residues_R: CodeArray, lengths_N: IntArray | Int32Array) -> LaidOut:
-        """Lay out proteins of such lengths, given end to end."""
+        """Lay out end-to-end proteins of these lengths."""
         number, margin = len(lengths_N), REACH + BAND
         ends_N = np.cumsum(lengths_N + SPACE, dtype=np.int64)
         is_residue = np.ones(len(residues_R) + SPACE * number, dtype=np.bool_)
@@ -101,7 +101,7 @@ class LaidOut:
         return cls(residues, owner)
 
     def around(self, place_A: IntArray, reach: int) -> IntArray:
-        """Return the residues from so many before each place to before so many after it, int64 (2 * reach, A)."""
+        """Return the *reach* residues before and after each place, int64 (2 * reach, A)."""
         place_RA = place_A + np.arange(-reach, reach)[:, None]
         is_own_RA = self.owner_T[place_RA] == self.owner_T[place_A]
         return np.where(is_own_RA, self.residues_T[place_RA], SEPARATOR).astype(np.int64)

@@ -68,12 +68,7 @@ def canonical_strand(codes_L: CodeArray) -> CodeArray:
 
 
 def masked(letters: bytes) -> CodeArray:
-    """
-    Return the codes of upper-case nucleotides, with ``OTHER`` in stretches of low complexity, uint8 (L,).
-
-    Homopolymers, microsatellites and tandem repeats with units of up to some thousand nucleotides, by Longdust (Li and
-    Li 2025).
-    """
+    """Return codes of upper-case nucleotides, uint8 (L,), ``OTHER`` in low complexity by Longdust (Li and Li 2025)."""
     codes_L = encode(letters)
     if len(letters) > _LONGDUST_K:
         intervals = LongdustMasker(letters.decode("ascii")).intervals

@@ -3,9 +3,10 @@ Which known proteins the open runs of contigs resemble, viral ones and cellular 
 
 A search in the manner of BLAST and DIAMOND (Altschul et al. 1990, Buchfink et al. 2015): words of residues in a reduced
 alphabet, at spaced places, that a contig and a protein share; of their surroundings enough residues must be the same,
-and a stretch without gaps must score enough. The best of what is left is aligned with gaps. All open runs of the six
-frames are searched: genes that are cut, shifted or recoded count, too. A contig's scores do not depend on the contigs
-that are searched with it. Legend: P contigs, Q places in their open runs, T places in the proteins, H words, X pairs.
+and a stretch without gaps must score enough. The best remaining pairs are aligned with gaps. All open runs of the six
+frames are searched: genes that are truncated, shifted or recoded count, too. A contig's scores do not depend on the
+contigs that are searched with it. Legend: P contigs, Q places in their open runs, T places in the proteins, H words, X
+pairs.
 """
 
 from __future__ import annotations
@@ -33,11 +34,12 @@ from virnucpro.models.contigs.nucleotide_codes import BACTERIAL, RESIDUES, canon
 
 if TYPE_CHECKING:
     import threading
-    from collections.abc import Iterator, Mapping, Sequence
+    from collections.abc import Callable, Iterator, Mapping, Sequence
 
     from virnucpro.arrays import BoolArray, DoubleArray, IntArray
     from virnucpro.models.contigs.nucleotide_codes import CodeArray, WordArray
 
+    OnShare = Callable[[float], None]
     Int32Array = np.ndarray[Any, np.dtype[np.int32]]
     PackedArray = np.ndarray[Any, np.dtype[np.uint64]]
 
@@ -59,7 +61,7 @@ _REDUCED_ALPHABET = ("KREDQN", "C", "G", "H", "ILV", "M", "F", "Y", "W", "P", "S
 _LEAST_CLASSES = 3
 """Of the letters of a word: fewer are in many proteins that are not related, and in repeats."""
 _HASH_BITS = 22
-"""Words are known by so many bits of their hash."""
+"""Bits of a word's hash that identify it."""
 _PACKED, _BITS = 12, 5
 """Residues around the middle of a word that are compared at once, and bits of each."""
 _LEAST_SAME = 6
@@ -86,11 +88,7 @@ _BIT_OF_CLASS = np.uint16(1) << _CLASS_OF_RESIDUE.astype(np.uint16)
 
 
 class Hits(NamedTuple):
-    """
-    The best viral and the best cellular protein of each contig, in this order, (P, 2).
-
-    Without one that is not by chance: protein -1, the others 0.
-    """
+    """The best viral and cellular protein of each contig, (P, 2); without a hit: protein -1, the numbers 0."""
 
     proteins: IntArray
     """int64: numbers of proteins."""
@@ -104,8 +102,6 @@ class Hits(NamedTuple):
 
 @dataclass(frozen=True)
 class KnownProteins:
-    """Proteins of genomes of known kind."""
-
     residues_R: CodeArray
     """uint8 (R,): places in ``RESIDUES``, of all proteins, end to end."""
     lengths_N: Int32Array
@@ -117,7 +113,6 @@ class KnownProteins:
     """Accession and organism of each genome record, on one line."""
 
     def check(self) -> None:
-        """Raise ValueError where the parts do not fit together."""
         is_sound = (
             [x.dtype for x in (self.residues_R, self.lengths_N, self.is_viral_N, self.record_N)]
             == [np.uint8, np.int32, np.bool_, np.int32]
@@ -142,7 +137,6 @@ class KnownProteins:
         )
 
     def tensors(self) -> dict[str, np.ndarray[Any, Any]]:
-        """Return the arrays by their names in a file."""
         return {
             "residues": self.residues_R,
             "lengths": self.lengths_N,
@@ -153,7 +147,6 @@ class KnownProteins:
 
     @classmethod
     def of_tensors(cls, tensors: Mapping[str, np.ndarray[Any, Any]]) -> KnownProteins:
-        """Return what ``tensors`` gave; KeyError where one is absent."""
         records = tensors["records"].tobytes().decode()
         return cls(
             residues_R=tensors["residues"],
@@ -163,11 +156,16 @@ class KnownProteins:
             records=tuple(records.split("\n")),
         )
 
-    def search(self, codes: Sequence[CodeArray], stop: threading.Event | None = None) -> Hits:
+    def search(
+        self, codes: Sequence[CodeArray], stop: threading.Event | None = None, on_share: OnShare | None = None
+    ) -> Hits:
         """
-        Return the best hits of contigs; those of its two strands are the same.
+        Return the best hits of contigs, the same for both strands.
 
-        *codes* are the contigs' letters, as ``nucleotide_codes.encode`` gives them.
+        Args:
+            codes: As of ``nucleotide_codes.encode``.
+            stop: Set it to end the search.
+            on_share: Called with the share of the search that is done.
 
         Raises:
             StoppedError: *stop* was set.
@@ -176,15 +174,20 @@ class KnownProteins:
         pass_P = np.cumsum([len(codes_L) for codes_L in codes], dtype=np.int64) // PASS_NT
         bounds = [0, *(np.flatnonzero(np.diff(pass_P)) + 1).tolist(), len(codes)]
         found = []
-        for first, last in pairwise(bounds):
+        for number, (first, last) in enumerate(pairwise(bounds)):
             if stop is not None and stop.is_set():
                 raise StoppedError
-            found.append(self._hits_of_pass(codes[first:last]))
+
+            def share_of_pass(share: float, before: int = number) -> None:
+                if on_share is not None:
+                    on_share((before + share) / (len(bounds) - 1))
+
+            found.append(self._hits_of_pass(codes[first:last], share_of_pass))
         return Hits(*(np.concatenate(column) for column in zip(*found, strict=True)))
 
-    def _hits_of_pass(self, codes: Sequence[CodeArray]) -> Hits:
+    def _hits_of_pass(self, codes: Sequence[CodeArray], on_share: OnShare) -> Hits:
         runs = _OpenRuns.of(codes)
-        place_X, other_X, kind_X = self._most_alike(runs, *self._pairs(runs))
+        place_X, other_X, kind_X = self._most_alike(runs, *self._pairs(runs, on_share))
         bits_X = (_LAMBDA * align(runs.laid_out, self._laid_out, place_X, other_X) - np.log(_K)) / np.log(2)
         searched = 2 * np.array([len(codes_L) for codes_L in codes]) * float(len(self.residues_R))  # of six frames
         excess_X = bits_X - np.log2(np.maximum(searched, 1))[kind_X // 2] + np.log2(MOST_EXPECTED)
@@ -208,8 +211,8 @@ class KnownProteins:
         """
         Return the pairs to align: of each contig and kind the best, one for a run and a protein.
 
-        Their places in the runs and in the proteins, and twice the contig, plus 1 for a cellular protein. Of pairs that
-        score the same the first counts.
+        Gives places in the runs and in the proteins, and twice the contig, plus 1 for a cellular protein. Of equal
+        scores the first counts.
         """
         both_X = runs.laid_out.owner_T[place_X].astype(np.int64) * len(self.lengths_N) + self._laid_out.owner_T[other_X]
         key_X = (both_X << _NEAR_BITS) - near_X  # the better, the less; scores are positive
@@ -228,7 +231,7 @@ class KnownProteins:
         order = order[np.arange(len(order)) - np.searchsorted(kinds, kinds) < _ALIGNED]
         return places[order] >> _PLACE_BITS, places[order] & _PLACE, kind[order]
 
-    def _pairs(self, runs: _OpenRuns) -> tuple[IntArray, IntArray, IntArray]:
+    def _pairs(self, runs: _OpenRuns, on_share: OnShare) -> tuple[IntArray, IntArray, IntArray]:
         """Return places in the runs and in the proteins that share a word and are alike, and how they score."""
         mine, known = runs.laid_out, self._laid_out
         index = _WordIndex.of(mine.residues_T)
@@ -244,14 +247,13 @@ class KnownProteins:
             score = _near_score(mine.residues_T, stretch, place, other)
             good = score >= _LEAST_NEAR
             found.append((place[good], other[good] + (start - _PACKED), score[good]))
+            on_share(stop / end)
         place_X, other_X, near_X = (np.concatenate(parts) for parts in zip(*found, strict=True))
         return place_X, other_X, near_X
 
 
 @dataclass(frozen=True)
 class _WordIndex:
-    """Where the words of open runs are."""
-
     order_Q: IntArray
     """int64 (Q,): places in the runs, those of a word together."""
     packed_Q: PackedArray
@@ -304,8 +306,6 @@ class _WordIndex:
 
 @dataclass(frozen=True)
 class _OpenRuns:
-    """The open runs of contigs, translated."""
-
     laid_out: LaidOut
     fragment_of_run: IntArray
 
@@ -346,7 +346,7 @@ def _words(residues: CodeArray) -> WordArray:
 
 
 class _Packed:
-    """Residues, any ``_PACKED`` neighbours of which can be had in one number; half as many are kept in one."""
+    """Residues, of which ``at`` gives any ``_PACKED`` neighbours in one number; half as many are kept in one."""
 
     def __init__(self, residues: CodeArray) -> None:
         two = residues.astype(np.uint32)

@@ -97,7 +97,7 @@ class SequenceFeatures:
     Makes the features of a contig.
 
     Args:
-        tables: For each of ``TABLES``, by name, the log-odds of each group: int8 (slots, G), in ``UNITS_PER_NAT``.
+        tables: Name of each of ``TABLES`` -> log-odds of each group: int8 (slots, G), in ``UNITS_PER_NAT``.
         is_viral_G: Which groups are viruses, bool (G,), some and not all.
     """
 
@@ -114,11 +114,7 @@ class SequenceFeatures:
         return np.asarray(self.of_many([codes_L])[0])
 
     def of_many(self, codes: Sequence[CodeArray]) -> FloatArray:
-        """
-        Return the features of contigs or parts of them, float32 (P, S), each as ``of`` gives it by itself.
-
-        Those of the two strands of a contig are the same.
-        """
+        """Return the features of contigs or parts, float32 (P, S), each as ``of`` does; equal for both strands."""
         codes = [canonical_strand(codes_L) for codes_L in codes]
         pass_P = np.cumsum([len(codes_L) for codes_L in codes], dtype=np.int64) // PASS_NT
         bounds = [0, *(np.flatnonzero(np.diff(pass_P)) + 1).tolist(), len(codes)]
@@ -237,7 +233,7 @@ def _frame_and_fragment(places: IntArray, fragments: Fragments) -> IntArray:
 
 
 def _sums_of_runs(found_KG: TableArray | BoolArray, counts_X: IntArray) -> IntArray:
-    """Return the sums of so many rows after another, int64 (X, G)."""
+    """Return the sums of *counts_X* consecutive rows each, int64 (X, G)."""
     sums_XG = np.zeros((len(counts_X), found_KG.shape[1]), dtype=np.int64)
     if len(there := np.flatnonzero(counts_X)):
         firsts = (np.cumsum(counts_X) - counts_X)[there]
@@ -246,7 +242,6 @@ def _sums_of_runs(found_KG: TableArray | BoolArray, counts_X: IntArray) -> IntAr
 
 
 def feature_count(num_groups: int) -> int:
-    """Return the number of features of a contig, S."""
     of_tables = sum(5 * num_groups + 6 if table.is_protein else 2 * num_groups + 1 for table in TABLES)
     return COMPOSITION_COUNT + GENES_COUNT + of_tables
 

@@ -174,7 +174,7 @@ def _pieces(num_heads: int, length: int) -> Iterator[tuple[slice, slice]]:
     """Divide a sequence's scores into heads and queries that fit the cache: whole heads, or some queries of one."""
     heads = max(1, _CACHED_SCORES // length**2)
     at_most = length if length**2 <= _CACHED_SCORES else max(1, _CACHED_SCORES // length)
-    queries = -(-length // -(-length // at_most))  # as many pieces, of like size
+    queries = -(-length // -(-length // at_most))  # as many parts, of like size
     for head in range(0, num_heads, heads):
         for query in range(0, length, queries):
             yield slice(head, min(head + heads, num_heads)), slice(query, min(query + queries, length))
@@ -203,7 +203,7 @@ def _attend(
     bias_NQL: torch.Tensor | None,
     scratch: torch.Tensor,
 ) -> None:
-    """Attend within one sequence, some heads and queries; *out*, *sums* and *scratch* are overwritten."""
+    """Attend within one sequence, some heads and queries; *out_NQH*, *sums_NQ1* and *scratch* are overwritten."""
     num_heads, queries, head_dim = q_NQH.shape
     length = k_NLH.shape[1]
     scores_NQL = scratch[: num_heads * queries * length].view(num_heads, queries, length)
@@ -283,7 +283,7 @@ class PaddedAttention:
         for group in self._groups:
             q_GNLH, k_GNLH, v_GNLH = (x_TNH[group.source_GL].transpose(1, 2) for x_TNH in (q_TNH, k_TNH, v_TNH))
             if group.is_token_GL is None:
-                # one sequence, whose bias as a whole could be larger than the device: some of its queries at a time
+                # the whole bias of one sequence could be larger than the device: some of its queries at a time
                 out_GNLH = plain_attention(q_GNLH, k_GNLH, v_GNLH, alibi_slopes_N)
             else:
                 bias = group.bias

@@ -83,12 +83,7 @@ class MosaicBertConfig:
 
 
 def open_dnabert_checkpoint(path: Path, *, vocabulary: int) -> tuple[MosaicBertConfig, dict[str, torch.Tensor]]:
-    """
-    Return the configuration and the encoder's tensors on the CPU as stored.
-
-    Raises:
-        WeightsError: The file is damaged, or not a MosaicBERT encoder of that vocabulary.
-    """
+    """Return the configuration and the encoder's tensors as stored; ``WeightsError`` where damaged or foreign."""
     with reading_checkpoint(path, "a DNABERT-S checkpoint"):
         if path.suffix == ".safetensors":
             config, tensors = _read_safetensors(path)

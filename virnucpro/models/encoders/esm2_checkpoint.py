@@ -74,12 +74,7 @@ class Architecture:
 
 
 def open_checkpoint(path: Path, *, vocabulary: int) -> tuple[Architecture, dict[str, torch.Tensor]]:
-    """
-    Return the architecture and the encoder's tensors on the CPU as stored, by fair-esm's names.
-
-    Raises:
-        WeightsError: The file is damaged, or not an ESM-2 encoder of that alphabet.
-    """
+    """Return architecture and the encoder's tensors as stored, by fair-esm's names; ``WeightsError`` where damaged."""
     with reading_checkpoint(path, "an ESM-2 checkpoint in fair-esm's layout"):
         architecture, tensors = _read_safetensors(path) if path.suffix == ".safetensors" else _read_fair_esm(path)
         tensors = {name: tensor for name, tensor in tensors.items() if not _NOT_THE_ENCODER.search(name)}
@@ -104,12 +99,7 @@ def reading_checkpoint(path: Path, kind: str) -> Iterator[None]:
 
 
 def load_pickled(path: Path) -> dict[str, Any]:
-    """
-    Load a ``.pt`` without executing its content.
-
-    Raises:
-        ResultError: Loading it crashes, never ends or asks for too much memory; 400 bytes of pickle can.
-    """
+    """Load a ``.pt`` without executing its content; ResultError where it crashes, hangs or takes too much memory."""
     load = partial(torch.load, path, map_location="cpu", weights_only=True)
 
     def try_to_load(_: Path) -> None:
@@ -147,7 +137,7 @@ def check_shapes(
 
 
 def _read_fair_esm(path: Path) -> tuple[Architecture, dict[str, torch.Tensor]]:
-    """Read a ``.pt`` whose ``cfg`` is a namespace, the one class it may hold besides tensors."""
+    """Read a ``.pt`` with a ``cfg`` that is a namespace, the one class it may hold besides tensors."""
     with torch.serialization.safe_globals([argparse.Namespace]):
         contents = load_pickled(path)
     settings = contents["cfg"]["model"]
@@ -195,13 +185,7 @@ def _expected_shapes(architecture: Architecture, most_layers: int) -> dict[str, 
 
 
 class ProteinTokenizer:
-    """
-    Turns residues into packed token ids.
-
-    Attributes:
-        alphabet: fair-esm's alphabet.
-        letters: Every letter that has a token.
-    """
+    """Turns residues into packed token ids; *letters* are all letters that have a token."""
 
     def __init__(self) -> None:
         # imported here: packed tokens without a tokenizer (benchmarks/gpu_check.py) need no fair-esm
@@ -218,7 +202,7 @@ class ProteinTokenizer:
         Pack *sequences* of upper-case one-letter codes as tokens, each between BOS and EOS.
 
         Returns:
-            ``input_ids_T`` int64, shape (T,), and the tokens of each sequence, BOS and EOS included, int32, shape (S,).
+            ``input_ids_T`` int64, shape (T,), and the tokens of each sequence, BOS and EOS included, int32, (S,).
 
         Raises:
             SequenceError: A letter has no token; names the sequence by its number in the batch, from 1.

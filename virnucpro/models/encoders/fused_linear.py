@@ -20,16 +20,12 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
 
 ROWS_MULTIPLE = 32
-"""
-Packed products should have a multiple of this many rows: oneDNN compiles and keeps a kernel for every number of rows
-(about 1 ms and 0.45 MB each, at most a thousand of them).
-"""
+"""Packed products should have a multiple of this many rows: oneDNN compiles and keeps a kernel for every number of
+rows (about 1 ms and 0.45 MB each, at most a thousand of them)."""
 
 CPU_ROWS = 1024
-"""
-Tokens of a feed-forward at a time on a CPU: its hidden states, several times as wide, then reuse the same memory.
-ESM-2: 4 % faster at 150M's width, 2 to 3 % at 650M's, than 4,000 tokens at a time.
-"""
+"""Tokens of a feed-forward at a time on a CPU: its hidden states, several times as wide, then reuse the same memory.
+ESM-2: 4 % faster at 150M's width, 2 to 3 % at 650M's, than 4,000 tokens at a time."""
 
 _PACKED_DTYPES = (torch.float32, torch.bfloat16)
 
@@ -98,7 +94,7 @@ def can_pack(device: torch.device, dtype: torch.dtype) -> bool:
 def fill_up(
     input_ids_T: torch.Tensor, cu_seqlens: torch.Tensor, lengths: Sequence[int]
 ) -> tuple[torch.Tensor, torch.Tensor, Sequence[int]]:
-    """Pad a batch on a CPU to a multiple of ``ROWS_MULTIPLE`` tokens by one sequence, whose rows the caller drops."""
+    """Pad a batch on a CPU to a multiple of ``ROWS_MULTIPLE`` tokens by one sequence; the caller drops its rows."""
     num_tokens = input_ids_T.shape[0]
     spare = -num_tokens % ROWS_MULTIPLE if input_ids_T.device.type == "cpu" else 0
     if not spare:

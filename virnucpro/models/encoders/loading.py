@@ -1,8 +1,4 @@
-"""
-Weights into an encoder: no tensor is initialised first, and no second copy of the weights is made.
-
-A tensor that the weights do not fill is an error that names it. Nothing of the encoder stays mapped to a file.
-"""
+"""Weights into an encoder without initialised tensors, second copies or mapped files; each tensor must be filled."""
 
 from __future__ import annotations
 
@@ -51,12 +47,7 @@ def filled(make: Callable[[], Encoder], weights: Iterable[tuple[str, torch.Tenso
 
 
 def own_tensors(model: nn.Module, weights_path: Path) -> None:
-    """
-    Copy parameters that are still parts of a mapped file, which otherwise stays in memory as a whole.
-
-    Raises:
-        WeightsError: A parameter or buffer has no values.
-    """
+    """Copy parameters that are still parts of a mapped file, else kept as a whole; WeightsError without values."""
     for name, tensor in (*model.named_parameters(), *model.named_buffers()):
         if tensor.is_meta:
             raise WeightsError(weights_path.stem, f"{weights_path} was read, but {name} of the encoder got no values")

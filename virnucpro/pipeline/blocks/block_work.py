@@ -1,5 +1,5 @@
 """
-The work of one worker process: the blocks that it is given, each computed and made durable, and its shard.
+The work of one worker process: each assigned block is computed and made durable, then its shard is sealed.
 
 Blocks come from the parent whenever the loader needs more; a worker that is called without has one unit, its stride.
 The model stays loaded and the device busy from one unit to the next. What is finished or in the cache is sorted out
@@ -189,7 +189,7 @@ class BlockWork:
     # --- computing ---
 
     def _compute(self, plain: Iterable[int], device: torch.device, writer: BlockWriter) -> None:
-        """Compute blocks and make them durable as they come, those under suspicion last."""
+        """Compute blocks and make them durable as they come, suspects last."""
         if self._model is None:
             model, tokenizer = self.load_model()
             self._model = AsyncInferenceRunner(model, device), tokenizer

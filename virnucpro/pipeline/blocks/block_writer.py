@@ -1,9 +1,9 @@
 """
 From results to durable blocks: a worker's one way to keep rows, and to report what it kept and what failed.
 
-The embedding cache keeps rows as well, and gives a block back whole or not at all: a block of which one row is missing
-is computed whole, in the company that the plan gives it. The cache is a convenience: a failure of it is reported once,
-in the worker's log and to the parent, and from then on everything is computed.
+The embedding cache keeps rows as well, and gives a block back whole or not at all: a block with a missing row is
+computed whole, in the plan's batch. The cache is a convenience: a failure of it is reported once, in the worker's log
+and to the parent, and from then on everything is computed.
 """
 
 from __future__ import annotations
@@ -44,7 +44,6 @@ class BlockWriter:
     Args:
         sequences_per_part: Sequences after which a part is written; 1 makes every block durable at once.
         reports: Takes progress and failed sequences; None reports nothing.
-        cache: Keeps the rows as well.
         processor: Computes the rows; empty where none does.
         on_durable: Called with blocks that have become durable, and the bytes of the part that holds them.
     """
@@ -132,11 +131,7 @@ class BlockWriter:
 
 
 class BlockCache:
-    """
-    The embedding cache as one worker uses it; without a folder for it, it holds nothing and keeps nothing.
-
-    A context manager, safe from any thread.
-    """
+    """The embedding cache of one worker, safe from any thread; without a folder it holds and keeps nothing."""
 
     def __init__(self, config: ModelConfig, index: SequenceIndex, plan: BlockPlan, reports: ReportPipe) -> None:
         self._index = index
@@ -169,7 +164,6 @@ class BlockCache:
                 yield BlockRows(block, positions, self._index.sequence_ids(positions), rows, BlockOrigin.CACHED)
 
     def keep(self, blocks: Sequence[BlockRows]) -> None:
-        """Put the rows of *blocks* into the cache."""
         hashes = self._index.sequence_hashes[np.concatenate([item.positions for item in blocks])]
         with self._lock:
             if self._cache is None:
@@ -186,7 +180,6 @@ class BlockCache:
         self.close()
 
     def close(self) -> None:
-        """Close the cache; from now on it holds nothing."""
         if self._cache is not None:
             self._cache.close()
             self._cache = None

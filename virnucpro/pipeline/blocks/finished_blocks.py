@@ -73,7 +73,6 @@ def find_finished_blocks(
         parts: Parts that are looked at, beside every shard; None looks at all of the folder.
         quarantined: Index positions of sequences that a finished block may lack.
         seals: Of files that other hosts have just checked whole.
-        on_step: Called after each file: this may take long.
     """
     found = FinishedBlocks()
     checked: list[SealedBlocks] = []
@@ -121,13 +120,10 @@ def find_all_finished(
     layout: RunLayout, plan: BlockPlan, *, check: Callable[[list[Path]], Mapping[Path, bytes]] | None = None
 ) -> FinishedBlocks:
     """
-    Check the parts and shards of a run that others may still be sealing, and look again where that hid a block.
+    Check the parts and shards of a run while other processes may seal them; look again where that hid a block.
 
-    Args:
-        check: Has files checked by several hosts, every byte and number; returns the seals of those that are right.
-
-    Returns:
-        What may be used: every finished block that was on disk from the beginning.
+    Every finished block that was on disk at the start is found. *check* has files checked by several hosts, every byte
+    and number, and returns the seals of the intact ones.
     """
     while True:
         before = _listed(layout)
@@ -174,24 +170,16 @@ def seal_shard(
     on_step: Callable[[], None] = lambda: None,
 ) -> int:
     """
-    Put everything that is finished of *mine* into the rank's shard, and remove the parts that are now in it.
+    Put the finished blocks of *mine* into the rank's shard, remove the parts that are now in it, return its rows.
 
-    Parts of which only some blocks belong to this rank (left by a run with another number of ranks) stay where they
-    are: aggregation reads them there. Those that begin with another rank's block are not even opened: a thousand ranks
-    that each look into every part of the folder would keep its file system busy for longer than themselves. A part that
-    another rank seals meanwhile stays in that rank's shard.
-
-    Args:
-        mine: The rank's blocks.
-        hidden_dim: Width of a row, where there is none.
-        on_step: Called again and again: this may take long.
-
-    Returns:
-        Rows of the shard.
+    Parts that also hold blocks of another rank (left by a run with another number of ranks) stay where they are:
+    aggregation reads them there. Parts that begin with another rank's block are not opened: a thousand ranks that each
+    read every part would keep the file system busy for longer than their work. A part that another rank seals meanwhile
+    stays in that rank's shard.
 
     Raises:
         OutputError: The shard cannot be written.
-        ResultError: The shard did not come out whole.
+        ResultError: The written shard is not intact.
     """
     shard = layout.shard(rank)
     begun = [path for path in part_paths(layout.parts_dir) if first_block(path) in mine]
@@ -215,7 +203,7 @@ def seal_shard(
         except (FileNotFoundError, SourceGoneError):
             if all(source.path.exists() for source in fresh):
                 raise
-            # a rank that began anew found a block of ours finished, and has sealed it just now
+            # a restarted rank found a block of this rank finished, and has just sealed it
             return seal_shard(rank, mine, plan, layout, hidden_dim=hidden_dim, on_step=on_step)
     sealed = SealedBlocks.open(shard)
     _check_plan(sealed, plan)

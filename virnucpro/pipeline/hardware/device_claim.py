@@ -52,13 +52,7 @@ INPUT_BYTES = 64 * 1024
 
 
 class DeviceClaim:
-    """
-    The devices that one run computes on.
-
-    Args:
-        choice: The devices to choose from.
-        granted: One device for each worker, where no lock is needed: CPUs, or devices that the caller has reserved.
-    """
+    """The devices of one run. *granted*: one a worker, where no lock is needed: CPUs, or reserved by the caller."""
 
     def __init__(self, choice: DeviceChoice, granted: Sequence[Device] | None = None) -> None:
         self.choice = choice
@@ -76,16 +70,11 @@ class DeviceClaim:
 
     @property
     def type(self) -> str:
-        """``cpu`` or ``cuda``."""
         return self.choice.type
 
     @contextmanager
     def held(self, telemetry: RunTelemetry, *, run_id: str, stop: threading.Event | None = None) -> Iterator[None]:
-        """
-        Hold the devices from the first ``devices()`` to the end of the block.
-
-        Nested blocks do nothing: a prediction keeps its devices over both embedding runs.
-        """
+        """Hold the devices from the first ``devices()`` to the end of the block; nested blocks do nothing."""
         if self._run is not None:
             yield
             return
@@ -99,12 +88,7 @@ class DeviceClaim:
                 self._locks = self._granted = None
 
     def devices(self) -> list[Device]:
-        """
-        Return one device for each worker; the first call, within ``held``, waits for them.
-
-        Raises:
-            StoppedError: The run is stopping.
-        """
+        """Return one device a worker; the first call, within ``held``, waits for them, or raises ``StoppedError``."""
         if self._granted is None:
             names = lock_names(self.choice.candidates)
             self._locks = DeviceLocks()
@@ -112,7 +96,7 @@ class DeviceClaim:
         return list(self._granted)
 
     def keep(self, labels: Container[str]) -> None:
-        """Leave out the devices that have none of these labels, for the rest of the run; their locks stay."""
+        """Drop the devices that have none of these labels, for the rest of the run; their locks stay."""
         self._granted = [device for device in self.devices() if device.label in labels]
 
     def _take(self, names: Mapping[str, Device], locks: DeviceLocks) -> list[str]:
@@ -178,14 +162,7 @@ def claim_for(hardware: Hardware) -> DeviceClaim:
 
 
 def default_cpu_workers(*, cores: int, memory_bytes: int, weights_bytes: int, input_bytes: int) -> int:
-    """
-    Return how many CPU workers to start, at least 1.
-
-    Args:
-        cores: Usable by this process.
-        weights_bytes: Size of the model's weights file.
-        input_bytes: Size of all input files.
-    """
+    """Return how many CPU workers to start, at least 1; *cores*: usable by this process."""
     by_memory = int(memory_bytes / (WEIGHTS_SHARE * weights_bytes + WORKER_BYTES))
     by_input = 1 + input_bytes // INPUT_BYTES
     return max(1, min(cores, by_memory, by_input))

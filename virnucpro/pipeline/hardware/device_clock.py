@@ -35,7 +35,7 @@ class _Tie:
     """How long the host waited for it: *at_ns* is at most half of that off."""
 
     def at(self, event: torch.cuda.Event) -> int:
-        """Return when the device reached an event that it has reached."""
+        """Return when the device reached a completed event, on the host's clock."""
         milliseconds: float = self.event.elapsed_time(event)
         return self.at_ns + round(milliseconds * 1e6)
 
@@ -49,7 +49,7 @@ class DeviceClock:
         self._last_ns: dict[str, int] = {}
 
     def marks(self) -> DeviceMarks:
-        """Return what notes when the device works on one batch."""
+        """Return marks for when the device works on one batch."""
         if time.monotonic_ns() - self._tie.at_ns > TIE_INTERVAL_S * 1e9:
             self._tie = self._tied()
         return DeviceMarks(self._tie, self._last_ns)
@@ -81,16 +81,16 @@ class DeviceMarks:
         self._marked.append((lane, begin, _reached(stream)))
 
     def record(self, batch: spans.Batch) -> None:
-        """Record the spans; the device must be done with the batch."""
+        """Record the spans; the device must have completed the batch."""
         for lane, begin, end in self._marked:
-            # a stream does one thing after the other: what ties say differently by microseconds is put right
+            # work in a stream does not overlap: microseconds between two ties are corrected
             begin_ns = max(self._tie.at(begin), self._last_ns.get(lane, 0))
             self._last_ns[lane] = max(self._tie.at(end), begin_ns)
             spans.add(lane, begin_ns, self._last_ns[lane], batch)
 
 
 def _reached(stream: torch.cuda.Stream) -> torch.cuda.Event:
-    """Return an event that tells when the device has done what is in *stream* now."""
+    """Return an event that the device reaches once it has done what is in *stream* now."""
     event = torch.cuda.Event(enable_timing=True)  # type: ignore[no-untyped-call]
     event.record(stream)
     return event

@@ -1,5 +1,5 @@
 """
-What an exception says about the device: its memory ran out, or this process can use it no more.
+What an exception means for the device: its memory ran out, or this process can no longer use it.
 
 torch has types for some of these errors only: what a library of the driver reports (cuBLAS, cuDNN, Triton), and every
 error before torch 2.8, is a plain ``RuntimeError`` whose text names its source. Such texts are compared here and
@@ -24,10 +24,10 @@ _ACCELERATOR_ERROR: type[BaseException] = getattr(torch, "AcceleratorError", tor
 
 def device_failure(error: BaseException) -> FailureClass | None:
     """
-    Return what *error* says about the device: out of memory, or lost to this process; None for any other error.
+    Return the failure of the device in *error*: out of memory, or lost to this process; None for any other error.
 
     Page-locked memory and kernels that are loaded at their first use fail with an ``AcceleratorError`` that names
-    memory; the process can go on with less of it.
+    memory; the process can continue with less of it.
     """
     if isinstance(error, torch.OutOfMemoryError):
         return FailureClass.DEVICE_OUT_OF_MEMORY

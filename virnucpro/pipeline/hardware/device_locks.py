@@ -78,12 +78,8 @@ class DeviceLocks:
         """
         Take the locks that are free now, in the order of *names*, without waiting; return their names.
 
-        Only one process tries at a time, so two that need several locks cannot split them.
-
-        Args:
-            names: As ``lock_names`` gives them.
-            least: With fewer free ones none is taken, and None is returned.
-            most: At most so many are taken.
+        Only one process tries at a time, so two that need several locks cannot split them. Where fewer than *least* are
+        free, none is taken, and None is returned.
         """
         with self._alone() as folder:
             if folder is None:
@@ -194,11 +190,6 @@ def lock_names(
     Return lock name -> GPU, in the order given.
 
     A name is the UUID that the driver gives, else the token, which still separates devices named in one form.
-
-    Args:
-        devices: GPUs, each once.
-        nvml: The pynvml module, or a stand-in.
-        environ: Source of ``CUDA_DEVICE_ORDER``; None means this process's environment.
     """
     uuids = uuids_of([device.token for device in devices], nvml=nvml, environ=environ)
     names: dict[str, Device] = {}

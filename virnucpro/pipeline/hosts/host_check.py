@@ -1,7 +1,7 @@
 """
-Checks that this host sees the same run as the others: folder, versions, input, weights.
+Checks that this host sees the same run as the driver: folder, versions, input, weights.
 
-Whatever differs is named before anything is computed. The input is hashed once in a process, unless it is so large that
+All differences are named before anything is computed. The input is hashed once in a process, unless it is so large that
 devices would wait: workers compare every record that they read with the index anyway.
 """
 
@@ -37,12 +37,7 @@ HASHED_BYTES = 4 << 30
 
 
 def check_host(run: Work) -> Work:
-    """
-    Return *run* with the path of its weights on this host, which can take part in it.
-
-    Raises:
-        HostCheckError: It cannot: names the file and what is different here.
-    """
+    """Return *run* with the path of its weights on this host; ``HostCheckError`` names what differs here."""
     check_folder(run)
     path = run.layout.host_check(f"{host_name()}.{os.getpid()}.{secrets.token_hex(4)}")
     try:
@@ -71,12 +66,7 @@ def check_folder(run: Work) -> None:
 
 
 def weights_here(config: ModelConfig) -> ModelConfig:
-    """
-    Return *config* with the path of the weights on this host; absent ones are downloaded once.
-
-    Raises:
-        HostCheckError: They are not the run's, or cannot be had.
-    """
+    """Return *config* with the weights' path on this host, downloaded once; ``HostCheckError`` where they differ."""
     if not config.weights_path:
         return config
     path = Path(config.weights_path)

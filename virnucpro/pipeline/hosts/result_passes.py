@@ -43,18 +43,12 @@ class ResultPasses:
         self._run, self._do = run, do
 
     def check(self, paths: Sequence[Path]) -> dict[Path, bytes]:
-        """Have parts and shards of ranks checked, every byte and number; return the seals of those that are right."""
+        """Have parts and shards of ranks checked, every byte and number; return the seals of the intact ones."""
         seals = self._do(_seal, paths)
         return {path: seal for path, seal in zip(paths, seals, strict=True) if seal is not None}
 
     def write(self, rows: NewRows, bounds: Sequence[range], paths: Sequence[Path]) -> dict[Path, str]:
-        """
-        Have shards of these rows written; return the hex sha256 of each.
-
-        Raises:
-            OutputError: The system refused.
-            SourceGoneError: A part or shard of a rank is no longer there.
-        """
+        """Have shards of these rows written; return the hex sha256 of each. SourceGoneError where a part is gone."""
         folder = self._run.layout.shared_rows_dir
         try:
             durable.make_folder(folder)
@@ -71,7 +65,7 @@ class ResultPasses:
         return {path: sha256 for path, (_, sha256) in zip(paths, written, strict=True)}
 
     def validate(self, proof: ShardProof) -> None:
-        """Have the shards of a whole result validated; ResultError says what does not hold."""
+        """Have the shards of a complete result validated; ``ResultError`` says what does not hold."""
         files = dict(proof.expected.files or {})
         check = partial(_holds, self._run, proof.result.path, proof.rows_per_shard, files)
         for number, holds in enumerate(self._do(check, range(len(proof)))):

@@ -70,7 +70,7 @@ class UnitPool(BlockPool):
         return not self.is_open and super().is_done
 
     def feed(self, blocks: Iterable[int]) -> None:
-        """Take blocks that are not durable."""
+        """Add blocks that are not durable."""
         for block in blocks:
             unknown = max(0, block + 1 - len(self._is_done))
             self._is_done.extend(b"\1" * unknown)
@@ -90,8 +90,6 @@ class UnitPool(BlockPool):
 
 
 class _UnitRecovery(Recovery):
-    """Decides about the failures of one rank, which gets its blocks unit by unit."""
-
     def compute(self, todo: Sequence[int], unit: Unit, thread: threading.Thread) -> list[int]:
         """Have blocks of a unit computed; return those that were not when *thread*, which runs the rank, ended."""
         assert isinstance(self._pool, UnitPool)
@@ -138,14 +136,7 @@ class _UnitRecovery(Recovery):
 
 
 class UnitWorker:
-    """
-    One device of this host; ``compute`` is called for one unit at a time, everything else from any thread.
-
-    Args:
-        run: What is computed, prepared by its driver under a path to the same folder.
-        rank: Its number, unique in the run.
-        limits: Attempts and timeouts of the process.
-    """
+    """One device of this host; ``compute`` is called for one unit at a time, everything else from any thread."""
 
     def __init__(self, run: Work, rank: int, limits: RunLimits, *, worker_fn: WorkerFunction | None = None) -> None:
         self._run, self._limits, self._worker_fn = run, limits, worker_fn or run.worker_fn
@@ -204,7 +195,7 @@ class UnitWorker:
         )
 
     def messages(self) -> list[dict[str, Any]]:
-        """Return what there is to tell the driver since the last call, ready for JSON (see ``apply_entry``)."""
+        """Return the messages for the driver since the last call, ready for JSON (see ``apply_entry``)."""
         if time.monotonic() - self._sampled_s > SAMPLE_INTERVAL_S:
             self._sampled_s = time.monotonic()
             self._sample()
@@ -213,7 +204,7 @@ class UnitWorker:
         return entries
 
     def close(self, *, at_once: bool = False) -> None:
-        """End the process: at its next batch boundary where it is to be *at_once*, else when its unit is done."""
+        """End the process: at its next batch boundary if *at_once*, else when its unit is done."""
         if at_once:
             self._stop.set()
         with self._using:
@@ -312,11 +303,8 @@ def device_here(device_type: str, *, run_id: str, stop: threading.Event) -> Iter
     """
     Yield a device of this host: the only visible GPU, else a free one; no lock for the CPU.
 
-    A single visible GPU was assigned by Ray or SLURM. Of several, one is locked, and awaited.
-
-    Args:
-        device_type: ``cpu`` or ``cuda``.
-        stop: Ends the wait; the yielded device must not be used then.
+    A single visible GPU was assigned by Ray or SLURM. Of several, one is locked, and awaited. *stop* ends the wait; the
+    yielded device must not be used then.
     """
     if device_type == "cpu":
         yield CPU

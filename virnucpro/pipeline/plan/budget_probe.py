@@ -1,9 +1,4 @@
-"""
-What is found out about the run's GPUs before the plan is made: attention kernels, and the token budget.
-
-One isolated process a GPU, all at once, through the same machinery as the run's workers; the parent stays free of the
-framework.
-"""
+"""Probes the run's GPUs before it is planned, each in an isolated process: attention kernel and token budget."""
 
 from __future__ import annotations
 
@@ -34,8 +29,6 @@ PROBE_WORKER = "virnucpro.pipeline.plan.probe_worker:probe_worker"
 
 @dataclass(frozen=True, kw_only=True)
 class DeviceProbe:
-    """What one device's process found."""
-
     device: str
     """The device's label."""
     device_name: str
@@ -57,14 +50,11 @@ def probe_devices(
     least: int | None = None,
 ) -> list[DeviceProbe]:
     """
-    Try every device out, and return what was found of each that can be used.
+    Probe every device; return the results of those that can be used.
 
     Args:
-        devices: GPUs of the ranks; one that several share is tried out once, with nothing beside it.
-        worker_args: What a worker gets after the pipe.
-        probe_fn: What each process runs.
-        stop: Set it to give up.
-        least: GPUs that must be usable; the others are left out with a warning. By default all.
+        devices: GPUs of the ranks; a shared one is probed once, alone.
+        least: GPUs that must be usable; unusable ones are skipped with a warning. By default all.
 
     Raises:
         StoppedError: *stop* was set.

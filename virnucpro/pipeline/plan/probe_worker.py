@@ -1,9 +1,4 @@
-"""
-The worker that tries one GPU out before the plan is made: its attention kernel, and how many tokens suit it.
-
-It is started like a run's workers and ends when it has reported; its lines are in the same log as those of the worker
-that follows it on the device.
-"""
+"""The worker that probes one GPU before the plan is made: its attention kernel, and how many tokens suit it."""
 
 from __future__ import annotations
 
@@ -48,16 +43,11 @@ def probe_worker(
     Load the model, report its attention kernel and, unless the budget was given, try out budgets.
 
     Args:
-        rank: Of the device.
-        world_size: Number of devices.
         results_queue: Takes the report: ``{'rank', 'status': 'complete', 'device_name', 'attention_kernel',
             'attention_reason', 'token_budget', 'trials'}``, or why it failed.
-        index_path: The sequence index.
-        output_dir: The run's folder.
-        model_config: What will be computed.
 
     Raises:
-        SystemExit: It failed; its code tells the class of the failure, the report tells the reason.
+        SystemExit: It failed; the exit code has the class of the failure, the report the reason.
     """
     begin_logging(rank, RunLayout(Path(output_dir)), model_config, results_queue)
     with failure_reported(rank, results_queue, failure_of):

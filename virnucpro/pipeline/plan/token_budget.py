@@ -34,8 +34,6 @@ REPEATS = 3
 
 @dataclass(frozen=True)
 class Trial:
-    """A measurement of blocks of one size."""
-
     tokens: int
     tokens_per_second: float
     """With typical sequences."""
@@ -80,13 +78,7 @@ def choose_token_budget(
 
 
 class DeviceTrials:
-    """
-    Measures blocks on a GPU.
-
-    Args:
-        longest: Token ids of long sequences, each int64 (tokens,).
-        typical: Token ids of typical sequences, likewise.
-    """
+    """Measures blocks on a GPU; *longest*, *typical*: token ids of long and typical sequences, each int64 (tokens,)."""
 
     def __init__(
         self,

@@ -28,6 +28,7 @@ if TYPE_CHECKING:
     from virnucpro.arrays import FloatArray, IntArray
     from virnucpro.data.sequence_index import SequenceIndex
     from virnucpro.models.contigs.contig_model import CompositionModel, ContigModel
+    from virnucpro.models.contigs.protein_search import OnShare
     from virnucpro.pipeline.prediction.contig_work import ContigUnits
 
 
@@ -53,7 +54,8 @@ class Composition(ContigWork):
         long_nt = lengths_nt[lengths_nt >= LONG_CONTIG_NT]
         return int(chunks_per_contig(long_nt, self.chunk_nt, self.min_nt).sum())
 
-    def compute(self, index: SequenceIndex, contigs: range, loaded: ContigModel) -> bytes:
+    def compute(self, index: SequenceIndex, contigs: range, loaded: ContigModel, on_share: OnShare) -> bytes:
+        del on_share
         return b"".join(score_by_composition(index, contigs, loaded, chunk_nt=self.chunk_nt, min_nt=self.min_nt))
 
     def without_result(self, lengths_nt: IntArray) -> bytes:
@@ -119,8 +121,9 @@ class Homology(Composition):
     def num_bytes(self, lengths_nt: IntArray) -> int:
         return 4 * len(COLUMNS) * len(lengths_nt)
 
-    def compute(self, index: SequenceIndex, contigs: range, loaded: ContigModel) -> bytes:
-        return judge_by_homology(index, contigs, loaded, self.scores(index)[contigs.start : contigs.stop]).tobytes()
+    def compute(self, index: SequenceIndex, contigs: range, loaded: ContigModel, on_share: OnShare) -> bytes:
+        scores = self.scores(index)[contigs.start : contigs.stop]
+        return judge_by_homology(index, contigs, loaded, scores, on_share).tobytes()
 
     def without_result(self, lengths_nt: IntArray) -> bytes:
         return without_hits(np.full(len(lengths_nt), np.nan, np.float32)).tobytes()

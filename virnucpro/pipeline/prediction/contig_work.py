@@ -24,6 +24,7 @@ if TYPE_CHECKING:
     from pathlib import Path
 
     from virnucpro.arrays import IntArray
+    from virnucpro.models.contigs.protein_search import OnShare
     from virnucpro.run_layout import PredictionLayout
 
 MOST_UNITS = 1 << 10
@@ -92,7 +93,7 @@ class ContigWork:
         del lengths_nt
         return None
 
-    def compute(self, index: SequenceIndex, contigs: range, loaded: Any) -> bytes:
+    def compute(self, index: SequenceIndex, contigs: range, loaded: Any, on_share: OnShare) -> bytes:
         """Return what is found of some contigs."""
         raise NotImplementedError
 
@@ -109,10 +110,10 @@ class ContigWork:
         # both ends: another start may have divided the contigs in another way
         return self.layout.contig_parts / f"{self.fingerprint[:16]}.{self.name}.{contigs.start}-{contigs.stop}"
 
-    def write(self, index: SequenceIndex, contigs: range, loaded: Any) -> int:
+    def write(self, index: SequenceIndex, contigs: range, loaded: Any, on_share: OnShare) -> int:
         """Compute some contigs with one thread, and write their file; return its bytes."""
         with threadpool_limits(1, user_api="blas"):
-            data = self.compute(index, contigs, loaded)
+            data = self.compute(index, contigs, loaded, on_share)
         durable.write_bytes(self.path_of(contigs), data, seal=True)
         return len(data)
 

@@ -27,11 +27,14 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Collection, Sequence
     from pathlib import Path
 
+    from virnucpro.models.contigs.protein_search import OnShare
     from virnucpro.pipeline.prediction.contig_work import ContigWork
     from virnucpro.pipeline.work.assignment import AssignedUnit, Assignment
     from virnucpro.pipeline.work.worker_process import ReportPipe
 
 log = structlog.get_logger(__name__)
+SHARE_S = 0.3
+"""Seconds between two messages about the share of a unit that is computed."""
 
 
 def contig_worker(
@@ -150,10 +153,22 @@ class ContigWorker:
         start: dict[str, Any] = {"kind": "start", "block": number, "sequences": count, "tokens": work_nt}
         self._parent.put(start if only is None else {**start, "position": only})
         started_s = time.monotonic()
-        written = work.write(units.index, contigs, self._loaded[load])
+        written = work.write(units.index, contigs, self._loaded[load], self._share_of(number, work_nt))
         done = {"kind": "progress", "block": number, "rows": count, "batch_tokens": work_nt, "planned_tokens": work_nt}
         self._parent.put({**done, "seconds": time.monotonic() - started_s, "packing": 1.0, "oom_splits": 0})
         return written
+
+    def _share_of(self, number: int, work_nt: int) -> OnShare:
+        """Return what reports how much of a unit is computed, some times a second."""
+        last_s = time.monotonic()
+
+        def on_share(share: float) -> None:
+            nonlocal last_s
+            if time.monotonic() - last_s >= SHARE_S:
+                last_s = time.monotonic()
+                self._parent.put({"kind": "share", "block": number, "tokens": int(share * work_nt)})
+
+        return on_share
 
     def _report(self, number: int, *, missing: int = 0, written_bytes: int = 0) -> None:
         """Report a unit as durable, but for so many of its contigs."""

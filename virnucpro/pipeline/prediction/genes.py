@@ -18,6 +18,7 @@ if TYPE_CHECKING:
 
     from virnucpro.arrays import BoolArray, IntArray
     from virnucpro.data.sequence_index import SequenceIndex
+    from virnucpro.models.contigs.protein_search import OnShare
     from virnucpro.pipeline.prediction.contig_work import ContigUnits
 
 GENE_COUNTS = struct.Struct("<QQ")
@@ -45,8 +46,8 @@ class Genes(ContigWork):
         """Return the nucleotides of the chosen contigs."""
         return np.where(self._is_chosen(), super().work_nt(index), 0)
 
-    def compute(self, index: SequenceIndex, contigs: range, loaded: None) -> bytes:
-        del loaded
+    def compute(self, index: SequenceIndex, contigs: range, loaded: None, on_share: OnShare) -> bytes:
+        del loaded, on_share
         is_chosen = self._is_chosen()[contigs.start : contigs.stop]
         records = map(index.read, index.in_input_order()[contigs.start : contigs.stop][is_chosen].tolist())
         found = gene_lines((record.sequence_id, record.sequence) for record in records)

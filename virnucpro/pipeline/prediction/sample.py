@@ -82,7 +82,7 @@ def sample_notes(sample: SampleRecord, sequences: str, fdr: float | None) -> lis
     if sample.virus_from is None:
         notes.append(f"No score has an expected false discovery rate of at most {fdr:g}: nothing is called viral")
     elif sample.fdr is None:
-        notes.append(f"No score reaches {sample.virus_from:.3g}, from which {sequences} are called viral")
+        notes.append(f"No score reaches {sample.virus_from:.6g}, from which {sequences} are called viral")
     else:
         called = f"{sequences.capitalize()} with a score of {sample.virus_from:.3g} or more are called viral"
         notes.append(f"{called}; about {100 * sample.fdr:.2g} % of these calls are expected to be wrong")

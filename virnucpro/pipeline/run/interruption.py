@@ -30,7 +30,7 @@ def mark_interrupted(output_dir: Path) -> RunStatus:
         ResultError: The folder holds no run, or nothing of it can be read.
     """
     parts = PredictionLayout(output_dir)
-    for folder in (output_dir, parts.dna_dir, parts.protein_dir):  # the parts' locks are the whole's to take
+    for folder in (output_dir, parts.dna_dir, parts.protein_dir):  # the outer run takes the locks of its parts
         try:
             _mark(RunLayout(folder))
         except (RunLockedError, OutputError, ResultError):  # the next start meets it, and reports it

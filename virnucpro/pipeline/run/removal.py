@@ -31,7 +31,6 @@ def remove_old_run(output_dir: Path, *, ended_before: datetime, dry_run: bool = 
     Args:
         output_dir: The folder, which may not be a link.
         ended_before: With time zone; a run that ended or began later stays.
-        dry_run: Check everything, and remove nothing.
 
     Raises:
         ResultError: The folder is not one that may be removed; the message has the reason.

@@ -101,7 +101,7 @@ class Preparation(ABC, Generic[M, Source]):
     manifest_type: type[M]
     layout: FolderLayout
     inputs: Sequence[str | Path]
-    """Files whose paths and content a resumed run must have again."""
+    """Files that a resumed run must have again, with the same paths and content."""
 
     def earlier(self, *, restart: bool) -> M | None:  # noqa: ARG002
         """Return the manifest in the folder, if there is one that counts; ``ResultError`` for another kind of run."""
@@ -137,7 +137,7 @@ class Preparation(ABC, Generic[M, Source]):
 
     @abstractmethod
     def is_finished(self, earlier: M) -> bool:
-        """Whether the folder holds the whole, undamaged result that is asked for."""
+        """Whether the folder holds the complete, undamaged result of the settings."""
 
     @abstractmethod
     def begin(self, source: Source, earlier: M | None) -> M:
@@ -149,9 +149,6 @@ def prepare(kind: Preparation[M, Source], *, restart: bool) -> tuple[M, Source] 
     Return the manifest of a run that is begun or resumed, and its input; or of a finished one, and None.
 
     Nothing is removed before the input is known to be fit, and no file of another owner is written over.
-
-    Args:
-        restart: Remove what the folder holds of earlier runs first.
 
     Raises:
         BadInputError: The input cannot be used; names every problem.
@@ -184,7 +181,7 @@ def _is_same_input(kind: Preparation[M, Source], earlier: M, settings: dict[str,
     """
     Raise ``SettingsChangedError`` where paths or content of the input are not the earlier run's.
 
-    False where a file cannot be read: reading the input says what is wrong. *settings* that differ are named as well.
+    False where a file cannot be read: reading the input reports it. *settings* that differ are named as well.
     """
     before = [(input_name(item["path"]), item["sha256"]) for item in earlier.inputs]
     try:
@@ -234,13 +231,7 @@ def about_indexed(index: SequenceIndex) -> list[dict[str, Any]]:
 def ensure_index(
     layout: FolderLayout, path: Path, input_files: Sequence[str | Path], rules: InputRules
 ) -> SequenceIndex:
-    """
-    Return the index at *path* of the input, made unless it is there; a refused input leaves nothing behind.
-
-    Raises:
-        BadInputError: The input cannot be used; names every problem.
-        OutputError: Something cannot be written.
-    """
+    """Return the index at *path* of the input, made unless it is there; a refused input leaves nothing behind."""
     try:
         return SequenceIndex.ensure(input_files, path, unpack_dir=layout.unpacked_dir, rules=rules)
     except BadInputError:
@@ -257,7 +248,7 @@ def ensure_index(
 
 def take_space(layout: RunLayout, index: SequenceIndex, *, hidden_dim: int, result_form: ResultForm) -> None:
     """
-    Check that an embedding run fits its disk, and reserve the space of its result by a file of that size.
+    Reserve the space of an embedding run's result by a file of that size; ``DiskSpaceError`` where it does not fit.
 
     Whatever else fills the disk meanwhile, the result and the last manifest still fit. File systems without
     reservation of space (and those that copy or compress on write) promise nothing; writing fails cleanly there.
@@ -266,10 +257,6 @@ def take_space(layout: RunLayout, index: SequenceIndex, *, hidden_dim: int, resu
     What the folder holds of parts and shards already is not needed again.
 
     A *hidden_dim* of 0, where only the checkpoint knows the width of a row, counts only the ids.
-
-    Raises:
-        DiskSpaceError: It does not fit.
-        OutputError: The system refused for another reason.
     """
     release_space(layout)
     num_unique = int(np.count_nonzero(index.representatives[:] == np.arange(len(index))))
@@ -310,7 +297,7 @@ def sweep(layout: FolderLayout) -> None:
         durable.remove_strays(folder)
     if isinstance(layout, RunLayout):
         durable.remove_strays(layout.parts_dir)
-        if layout.manifest.exists():  # else nothing tells whose they are
+        if layout.manifest.exists():  # else their owner is unknown
             with suppress(OutputError):  # they are written over then
                 remove_unfinished_results(layout)
 
@@ -331,7 +318,7 @@ def remove_files(
     """
     Remove *files* of a run but those that the next one reads, *keep* (absolute), and then its manifest.
 
-    It goes last: as long as it is there, the files are known to be ours.
+    The manifest goes last: as long as it exists, the files are known to be of a run.
     """
     removed = [path for path in files if path.absolute() not in keep and path.resolve() not in keep]
     for path in removed:
@@ -345,7 +332,7 @@ def remove_files(
 
 
 def unknown_results(layout: RunLayout) -> list[Path]:
-    """Return the results in a folder that has no manifest: nothing tells whose they are."""
+    """Return the results in a folder without a manifest: their owner is unknown."""
     if layout.manifest.exists():
         return []
     results = [path for which in (False, True) for path in existing_results(layout, is_partial=which)]
@@ -358,10 +345,6 @@ def start_from_scratch(layout: RunLayout, *, index: SequenceIndex | None = None)
 
     *index* stays, with what it reads: it is that of the next run, and was made first, so that an input that cannot be
     used removes nothing. A folder whose result has no manifest is not touched, and preparing the run refuses it.
-
-    Raises:
-        OutputError: A file cannot be removed.
-        ResultError: ``run.json`` is not of an embedding run.
     """
     if layout.manifest.exists():
         RunManifest.read(layout.manifest)
@@ -385,7 +368,7 @@ def start_from_scratch(layout: RunLayout, *, index: SequenceIndex | None = None)
 
 
 def remove_run(layout: RunLayout) -> None:
-    """Remove an embedding run within a folder whose lock the caller holds, as ``start_from_scratch`` does, and all."""
+    """Remove a whole embedding run within a folder locked by the caller, as ``start_from_scratch`` does."""
     if not layout.output_dir.is_dir():
         return
     start_from_scratch(layout)

@@ -32,14 +32,12 @@ if TYPE_CHECKING:
 
 
 class Reasons(Protocol):
-    """Why sequences have no row."""
-
     def why_missing(self, position: int, block: int, outcomes: Sequence[Rank], /) -> tuple[str, int]:
         """Return the failure class, and how many processes tried."""
         ...
 
     def quarantined(self) -> Mapping[int, tuple[str, int]]:
-        """Return that of each sequence that is not computed, by index position."""
+        """Return failure class and attempts of each sequence that is not computed, by index position."""
         ...
 
 
@@ -172,7 +170,7 @@ def finished_result(run: PreparedRun, *, keep_shards: bool = False) -> RunResult
         num_rows=counts["rows"],
         num_copies=counts["copies"],
         num_truncated=counts["truncated"],
-        num_resplit_blocks=counts.get("resplit_blocks", 0),  # folders of before these were counted have none
+        num_resplit_blocks=counts.get("resplit_blocks", 0),  # older folders have no such count
         num_cached_blocks=counts.get("cached_blocks", 0),
         processors=manifest.processors,
         ranks=(),

@@ -67,8 +67,6 @@ GPU_WORKER = "virnucpro.pipeline.gpu_worker:gpu_worker"
 
 @dataclass(frozen=True, kw_only=True)
 class PreparedRun:
-    """A run that is ready to start."""
-
     task: ClassVar[str] = "embed_shard"
     worker_fn: ClassVar[WorkerFunction] = GPU_WORKER
     is_small: ClassVar[bool] = False
@@ -100,7 +98,7 @@ class PreparedRun:
         return (str(self.layout.index), str(self.output_dir), self.model_config)
 
     def recovery(self, limits: RunLimits, telemetry: WorkTelemetry) -> Recovery:
-        """Return what decides about failures of this start of the run, and tells *telemetry*."""
+        """Return what decides about failures of this start of the run, and notifies *telemetry*."""
         ranks, blocks = telemetry.ranks, self.num_blocks
         return Recovery(ranks, num_blocks=blocks, limits=limits, run_id=self.run_id, observer=telemetry)
 
@@ -168,14 +166,10 @@ def prepare_run(
     Index the input, make the plan, and open or resume the manifest. The caller holds the folder's lock.
 
     Args:
-        fasta_files: The input, in the order of the result.
         model_config: What to compute; its token budget is a request.
         devices: One a rank, or a claim of them, which is waited for unless the folder is finished.
-        run_id: Unique to this start.
         probe_fn: What a process on each GPU runs to find its attention kernel and token budget.
         probe_elsewhere: Does that where the GPUs are on other hosts, from index, folder and what to compute.
-        stop: Set it to give up while GPUs are probed.
-        restart: Remove what the folder holds of earlier runs first.
         result_form: What the rows are written into; ``auto`` keeps the form of the folder's earlier run.
 
     Raises:
@@ -266,7 +260,7 @@ class _EmbeddingPreparation(Preparation[RunManifest, SequenceIndex]):
         if rules.long is LongPolicy.ERROR and earlier.counts.get("truncated"):
             return False  # indexing names the sequences that are too long
         if earlier.counts.get("records") == 0 and not rules.allow_empty:
-            return False  # indexing says that there is nothing
+            return False  # indexing reports the empty input
         return result.proof.is_file() and result.is_intact(earlier.files)
 
     def begin(self, source: SequenceIndex, earlier: RunManifest | None) -> RunManifest:
@@ -332,7 +326,6 @@ class _EmbeddingPreparation(Preparation[RunManifest, SequenceIndex]):
         return [asdict(probe) for probe in probes]
 
     def _settings(self, model_config: ModelConfig) -> dict[str, Any]:
-        """Return everything that decides the bytes of the result."""
         decisive = {"device_type": self.claim.type, **computing_versions(), "result_form": str(self.result_form)}
         return {**model_config.result_settings(), **decisive}
 

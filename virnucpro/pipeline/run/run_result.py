@@ -18,8 +18,6 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, kw_only=True)
 class RunResult:
-    """The outcome of an embedding run."""
-
     output_dir: Path
     output_path: Path | None
     """``embeddings.h5``, or ``embeddings``, the folder of a sharded result; with ``.partial`` where rows are missing;
@@ -96,12 +94,7 @@ class RunResult:
         return notes
 
     def raise_unless(self, *, allow_partial: bool) -> None:
-        """
-        Raise the error of what is no success; with *allow_partial* a result with some rows is one.
-
-        Raises:
-            WorkersFailedError, ConfigurationError, BadInputError, OutputError, StoppedError: By what happened.
-        """
+        """Raise the error of what is no success; with *allow_partial* a result with some rows is one."""
         if self.state == "complete":
             return
         if self.state == "stopped":

@@ -214,11 +214,7 @@ class RunStatus:
 
 
 def status_of(output_dir: Path) -> RunStatus:
-    """
-    Return how the run in a folder is, which may be one of the two embedding runs within a prediction.
-
-    ``ResultError`` where the folder holds no run, or nothing of it can be read.
-    """
+    """Return how a run is, from its folder; ``ResultError`` where it holds no run, or nothing of it can be read."""
     layout = FolderLayout(output_dir)
     if not output_dir.is_dir():
         raise ResultError(output_dir, "is not a folder: give the output folder of a run")

@@ -1,8 +1,4 @@
-"""
-The stages of a run: what does them, and the record of those of a prediction or training that are done.
-
-A stage that was recorded for the same settings, and whose files are as they were recorded, is not done again.
-"""
+"""The stages of a run. A stage that is recorded for the same settings, with unchanged files, is not done again."""
 
 from __future__ import annotations
 
@@ -32,9 +28,7 @@ Outcome = TypeVar("Outcome")
 class StageRunner(Protocol):
     """Does a stage, and returns what its work does: in place, or as a task of an orchestrator."""
 
-    def __call__(self, name: str, work: Callable[[], Outcome], /) -> Outcome:
-        """Do the stage *name*."""
-        ...
+    def __call__(self, name: str, work: Callable[[], Outcome], /) -> Outcome: ...
 
 
 def call_stage(_name: str, work: Callable[[], Outcome], /) -> Outcome:
@@ -52,7 +46,6 @@ class Stages:
     """Of an embedding run."""
 
     def do(self, name: str, work: Callable[[], Outcome]) -> Outcome:
-        """Do the stage *name*, and return what *work* does."""
         with self.shown(name):
             return self.runner(name, work)
 
@@ -61,7 +54,6 @@ class Stages:
         return self.telemetry.stage(name, model=self.model)
 
     def seconds(self) -> dict[str, float]:
-        """Return the seconds of each stage that has ended."""
         return self.telemetry.stages_s(self.model)
 
 
@@ -84,8 +76,6 @@ class EmbeddingJob:
 
 @dataclass(frozen=True, kw_only=True)
 class Stage:
-    """One step of a run."""
-
     name: str
     fingerprint: str
     """Hex sha256 of what its files depend on."""
@@ -101,7 +91,7 @@ class Stage:
 
 @dataclass(kw_only=True)
 class StagedRun:
-    """A prediction or training under way; its stages share it."""
+    """A running prediction or training; its stages share it."""
 
     run_id: str
     """Unique to this start."""
@@ -109,7 +99,7 @@ class StagedRun:
     manifest: StagedManifest
     """As it is on disk."""
     already_complete: bool
-    """The folder holds the whole result of these settings."""
+    """The folder holds the complete result of these settings."""
     computed: list[str] = field(default_factory=list)
     """Stages that this start did."""
 

@@ -175,7 +175,7 @@ def _check_index(path: Path, inputs: Sequence[Mapping[str, Any]], *, num_records
 
 
 def _check_counts(layout: PredictionLayout, manifest: PredictionManifest) -> list[str]:
-    """Count again what the tables hold, and compare it with what ``run.json`` says, and that with the index."""
+    """Recount the tables, and compare the counts with ``run.json``, and these with the index."""
     counts = manifest.counts
     num_records = counts["contigs"] + counts["skipped"]
     if manifest.output_settings.get("only_viral"):

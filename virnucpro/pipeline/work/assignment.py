@@ -1,8 +1,4 @@
-"""
-The blocks that a process is given, and how it asks its parent for more: a few a request, before they are needed.
-
-A worker of a parent that assigns none is given its blocks once.
-"""
+"""The blocks assigned to a process, and how it asks its parent for more: a few a request, before they are needed."""
 
 from __future__ import annotations
 
@@ -34,7 +30,7 @@ class AssignedUnit:
     is_fresh: bool = False
     """Whether their files were looked for before; otherwise some may be durable."""
     to_check: bool = False
-    """Whether to look for their files only: what is not done is assigned afterwards."""
+    """Whether to look for their files only: unfinished blocks are assigned afterwards."""
     is_end: bool = False
     """Whether everything is done."""
     suspects: Mapping[int, int] = field(default_factory=dict)
@@ -53,7 +49,7 @@ class AssignedUnit:
         return self.suspects.get(block, 0) < NEVER_WHOLE
 
     def messages(self) -> list[dict[str, Any]]:
-        """Return what tells a process of it, each short enough for the pipe."""
+        """Return the messages that assign it to a process, each short enough for the pipe."""
         if self.is_end:
             return [{"answer": "end"}]
         quarantined, most = sorted(self.quarantined), POSITIONS_IN_A_MESSAGE
@@ -69,8 +65,6 @@ class AssignedUnit:
 
 @dataclass(frozen=True, kw_only=True)
 class Assignment:
-    """What a process has when it starts."""
-
     first: AssignedUnit
     """Its blocks; where blocks are assigned, those whose files it checks first."""
     asks_parent: bool = False
@@ -80,7 +74,6 @@ class Assignment:
     run_id: str = ""
     """Of the run, for the log."""
     attempt: int = 1
-    """Which process of the rank this is, for the log."""
     task: str = ""
     """The orchestrator's name of what started it, for the log."""
     after_failure: bool = False
@@ -88,13 +81,7 @@ class Assignment:
 
 
 class AssignedBlocks:
-    """
-    What one process is given, and how it asks for more.
-
-    Args:
-        assignment: What it has when it starts.
-        on_wait: Called again and again while there is nothing to do.
-    """
+    """The blocks of one process, and how it asks for more; *on_wait* is called repeatedly while there are none."""
 
     def __init__(
         self, assignment: Assignment, reports: ReportPipe, stop: Event, on_wait: Callable[[], None] = lambda: None
@@ -121,7 +108,7 @@ class AssignedBlocks:
         return None
 
     def iter_now(self) -> Iterator[AssignedUnit]:
-        """Yield blocks as long as the parent has some at once; the next are asked for before these are computed."""
+        """Yield blocks while the parent has some at once; the next are requested before these are computed."""
         while not self._is_over:
             self._ask(idle=False)
             if (unit := self._answer()) is None:
@@ -141,7 +128,7 @@ class AssignedBlocks:
                 self._reports.put(message)
 
     def own_blocks(self) -> Sequence[int]:
-        """Return the blocks that this process has marked, or that it was given once."""
+        """Return the blocks that this process has marked, or that it got at its start."""
         return sorted(self._own)
 
     def _ask(self, *, idle: bool) -> None:
@@ -150,7 +137,7 @@ class AssignedBlocks:
             self._reports.put({"kind": "wants", "idle": idle})
 
     def _answer(self) -> AssignedUnit | None:
-        """Return what the parent gives for the request that is open; None for nothing."""
+        """Return the parent's answer to the open request; None for nothing."""
         quarantined: set[int] = set()
         while (answer := self._received()) is not None:
             quarantined.update(answer.get("quarantined", ()))

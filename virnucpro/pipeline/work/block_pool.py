@@ -1,9 +1,9 @@
 """
 Which rank computes which block.
 
-Every rank begins with its stride, and takes from the others once that is used up. A block is unstarted, given to a
-running process, or done. Only the parent gives blocks, so each is given to one process at a time; what a process had
-when it ended is unstarted again, and is checked on disk by the process that gets it next, before it is computed.
+Every rank begins with its stride, and takes from other ranks once that is used up. A block is unstarted, assigned to a
+running process, or done. Only the parent assigns blocks, so each has one process at a time; what a process had when it
+ended is unstarted again, and the process that gets it next looks for it on disk first.
 """
 
 from __future__ import annotations
@@ -21,20 +21,15 @@ if TYPE_CHECKING:
     from virnucpro.telemetry.ranks import Rank
 
 MOST_AT_ONCE = 8
-"""Blocks given at once."""
+"""Blocks assigned at once."""
 UNSTARTED_PER_ASSIGNED = 32
-"""Unstarted blocks of a rank for each that is given at once: few near the end, so that ranks finish together."""
+"""Unstarted blocks of a rank for each that is assigned at once: few near the end, so that ranks finish together."""
 TAIL = 2
 """Unstarted blocks a rank from which on no process gets one before it has finished the one before."""
 
 
 class BlockPool:
-    """
-    Every block of a plan; not safe from several threads.
-
-    Args:
-        ranks: The records, which say how fast each rank is and whether it was ever started.
-    """
+    """Every block of a plan; not safe from several threads. *ranks*: the records, for throughput and starts."""
 
     is_on_cluster = False
 
@@ -80,7 +75,7 @@ class BlockPool:
         return sorted([*(block for block in stride if self.rank_of(block) == rank), *others])
 
     def add(self, number: int) -> None:
-        """Add so many blocks after those of before; their files are to be looked for."""
+        """Add *number* blocks after the existing ones; their files are looked for first."""
         first, self._num_blocks = self._num_blocks, self._num_blocks + number
         self._is_done.extend(bytes(number))
         self._is_checked.extend(bytes(number))
@@ -101,7 +96,7 @@ class BlockPool:
         self._checking[rank] = set()
 
     def done(self, rank: int, blocks: Iterable[int]) -> None:
-        """Note that *blocks* are durable, or have no sequence that is to be computed, as far as *rank* was asked."""
+        """Mark *blocks* as durable, or as having nothing to compute, as far as *rank* was asked."""
         for block in blocks:
             if block in self._given[rank] or block in self._checking[rank]:
                 self._is_done[block] = True
@@ -125,7 +120,7 @@ class BlockPool:
         self._ended.add(rank)
 
     def reopen(self, blocks: Iterable[int]) -> None:
-        """Note that *blocks* are to be computed after all; what was known before of those under way is out of date."""
+        """Mark *blocks* as to be computed after all; earlier messages about blocks in progress no longer count."""
         for block in set(blocks):
             self._is_done[block] = self._is_checked[block] = False
             for held in (*self._checking.values(), *self._given.values()):
@@ -149,12 +144,10 @@ class BlockPool:
         Return what the process of *rank* does next; None: it has to wait, or to ask again once it is idle.
 
         Args:
-            rank: Which.
-            suspects: Block that may have ended a process -> deaths: given alone, to a process that has nothing else.
-            for_it: Those that this rank may try, in this order.
+            suspects: Block that may have ended a process -> deaths: assigned alone, to a process that has nothing else.
+            for_it: Suspects that this rank may try, in this order.
             idle: Whether everything that the process has computed is durable.
-            may_take: Whether it may have blocks of others.
-            most: Blocks, at most.
+            may_take: Whether it may have blocks of other ranks.
         """
         if not idle and self._is_tail():
             return None
@@ -177,7 +170,7 @@ class BlockPool:
         return AssignedUnit(is_end=True) if self.is_done else None
 
     def _unchecked(self, rank: int) -> list[int]:
-        """Return blocks that wait without a process of their rank, and whose files are to be looked for first."""
+        """Return unchecked blocks of ranks without a process; their files are looked for first."""
         not_running = self._ranks.keys() - self._running - {rank}
         for source in (self._free, *(self._unstarted[other] for other in sorted(not_running))):
             found = sorted(block for block in source if not self._is_done[block] and not self._is_checked[block])
@@ -226,7 +219,7 @@ class BlockPool:
         return AssignedUnit(blocks=blocks, is_fresh=True, suspects=suspects or {})
 
     def _taken(self, rank: int) -> set[int]:
-        """Return what the ended process of *rank* was given and has not finished; its files are to be checked."""
+        """Return what was assigned to the ended process of *rank* and is not finished; its files are to be checked."""
         given, self._given[rank] = self._given[rank], set()
         self._checking[rank] = set()
         self._running.discard(rank)

@@ -41,12 +41,7 @@ def begin_logging(
 def failure_reported(
     rank: int, reports: ReportPipe, class_of: Callable[[BaseException], FailureClass] = classify_error
 ) -> Iterator[None]:
-    """
-    Log an error of the block and report its class.
-
-    Raises:
-        SystemExit: There was one; its code tells the class.
-    """
+    """Log an error of the block, report its class, and raise ``SystemExit`` with the exit code of that class."""
     try:
         yield
     except Exception as error:
@@ -67,5 +62,5 @@ def stop_on_sigterm() -> threading.Event:
 
 
 def own_label() -> str:
-    """Return what logs call our device."""
+    """Return the name of this process's device in logs."""
     return Device(os.environ.get(VISIBLE_VARIABLE, CPU_TOKEN)).label

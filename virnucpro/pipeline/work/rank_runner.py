@@ -36,16 +36,7 @@ WAITING_POLL_S = 0.05
 
 
 class RetryPolicy:
-    """
-    Up to ``limits.attempts`` processes for each worker, while a retry may help; ``Recovery`` knows more.
-
-    Methods are called from the threads of the workers.
-
-    Args:
-        ranks: The records of the workers.
-        limits: Attempts and time limits.
-        oom_kills: The kernel's count of processes that it killed for lack of memory; by default of our control group.
-    """
+    """Up to ``limits.attempts`` processes for each worker, while a retry may help; called from the workers' threads."""
 
     def __init__(self, ranks: Sequence[Rank], limits: RunLimits, oom_kills: OomKills | None = None) -> None:
         self.ranks, self.limits = ranks, limits
@@ -60,7 +51,7 @@ class RetryPolicy:
         return nullcontext()
 
     def on_message(self, rank: int, message: dict[str, Any]) -> None:
-        """Take in a message, which was applied to its rank before."""
+        """Called with a message that was applied to its rank before."""
 
     def next_blocks(self, rank: int) -> list[dict[str, Any]]:  # noqa: ARG002
         """Return the answer to a process of *rank* that asks for blocks; none while it has to wait."""
@@ -90,9 +81,7 @@ def run_worker(
     Run the processes of one worker until it is complete, *stop* is set, or *policy* starts no more.
 
     Args:
-        task: The orchestrator's name of what called this.
         on_message: Called with the rank's number and each message, after the policy.
-        on_start: Called with each process that was started.
         on_end: Called after each process, with whether another one follows; what it raises ends the loop.
     """
 
@@ -140,13 +129,9 @@ def run_rank(
     Run one process of one rank to its end, and return *rank*; no process is left when this returns or raises.
 
     Args:
-        worker_args: Passed on after ``results_queue``.
         rank: The record; the new attempt is added to it.
-        limits: When to give up waiting.
         stop: Ends the process at its next batch boundary.
         on_message: Called with the rank's number and each message, after it was applied to *rank*.
-        on_start: Called once with the started process.
-        oom_kills: The kernel's count, which explains a process that was killed.
         next_blocks: Called with the rank's number when its process asks for blocks, until it returns an answer.
 
     Raises:
@@ -200,7 +185,7 @@ def _has_started(worker: WorkerProcess, rank: Rank) -> bool:
 
 
 def _is_overdue(rank: Rank, limits: RunLimits) -> bool:
-    """Whether the running process has passed a time limit; the record says which."""
+    """Whether the running process has passed a time limit, which is noted in the record."""
     attempt, now_s = rank.attempt, time.monotonic()
     if now_s - attempt.message_s > limits.heartbeat_timeout_s:
         rank.reason = f"no heartbeat for {limits.heartbeat_timeout_s:g} s"
@@ -215,7 +200,7 @@ def _is_overdue(rank: Rank, limits: RunLimits) -> bool:
 
 
 def _conclude(rank: Rank, oom_kills: OomKills | None, *, stopping: bool) -> None:
-    """Note how the process ended, now that nothing of it is left."""
+    """Record how the process ended, once it is gone."""
     report = rank.attempt.report or {}
     if rank.failure is None and rank.exit_code == 0 and report and report.get("status") != "failed":
         rank.state = "complete"

@@ -55,8 +55,6 @@ _LONE_DEATHS = 2
 
 @dataclass(frozen=True)
 class Quarantine:
-    """Why a sequence is not computed any more."""
-
     block: int
     failure: FailureClass
     attempts: int
@@ -84,14 +82,13 @@ class RankObserver(Protocol):
     """Follows ranks; called from their threads, with messages that were applied to the rank's record before."""
 
     def assigned(self, rank: int, blocks: Sequence[int], /) -> None:
-        """Take in what the next process of *rank* begins with."""
+        """Called with the blocks that the next process of *rank* begins with."""
 
-    def on_message(self, rank: int, message: dict[str, Any], /) -> None:
-        """Take in a message of a worker."""
+    def on_message(self, rank: int, message: dict[str, Any], /) -> None: ...
 
     def ended(self, rank: int, starts_again: bool, quarantined: Mapping[int, str], /) -> None:
         """
-        Take in that a process of *rank* has ended, as its record says.
+        Called when a process of *rank* has ended, as its record says.
 
         Args:
             starts_again: Whether another process follows.
@@ -108,10 +105,8 @@ class Recovery(RetryPolicy):
     Decides what each process computes, and whether a rank is restarted; safe from any thread.
 
     Args:
-        ranks: The records of the ranks that run here.
-        num_blocks: Of the plan.
         limits: How many fruitless processes in a row a rank may have.
-        oom_kills: The kernel's count; by default that of our own control group.
+        oom_kills: The kernel's count; by default the count of our own control group.
         pool: Assigns the blocks; by default all of the plan, each rank's stride first.
         more: Called each time that everything is done; returns how many blocks follow, which need what was done.
     """
@@ -196,7 +191,6 @@ class Recovery(RetryPolicy):
         self._observer.on_message(rank, message)
 
     def next_blocks(self, rank: int) -> list[dict[str, Any]]:
-        """Return the answer to the process of *rank*, which has asked for blocks; none while it has to wait."""
         with self._changed:
             idle = self._records[rank].attempt.wants == "idle"
             unit = self._next_unit(rank, idle=idle)
@@ -205,7 +199,6 @@ class Recovery(RetryPolicy):
             return self._with_failures(rank, unit).messages()
 
     def another_attempt(self, rank: Rank) -> bool:
-        """Learn from a process that has ended; whether another one is to be started for its rank."""
         with self._changed:
             starts_again = self._learn(rank)
             quarantined = {position: why.failure.value for position, why in self._quarantined().items()}
@@ -243,7 +236,7 @@ class Recovery(RetryPolicy):
         return self._records[rank].fruitless > 0
 
     def _healthy(self) -> set[int]:
-        """Return the ranks whose process runs and has computed something since the last failure, if there was one."""
+        """Return the ranks with a process that has computed something since their last failure, if any."""
         return {rank for rank, record in self._records.items() if record.is_running and not record.fruitless}
 
     def _at_hand(self) -> set[int]:
@@ -320,7 +313,7 @@ class Recovery(RetryPolicy):
             self._pool.close(rank.rank)
             own = [death for death in self._deaths if death.rank == rank.rank and not death.is_proved]
             unexplained = [death for death in own if self._is_unexplained(death)]
-            # one process that was ended from outside says nothing about the device
+            # a process that was ended from outside is no evidence against the device
             if len(unexplained) > 1 or any(death.failure is FailureClass.DEVICE_ERROR for death in unexplained):
                 rank.state, rank.failure = "failed", unexplained[-1].failure.value
                 rank.reason = "it computed nothing after its last failure"
@@ -356,7 +349,7 @@ class Recovery(RetryPolicy):
         return is_narrower or self._quarantined().keys() != before
 
     def _lose(self, rank: int, failure: FailureClass) -> None:
-        """Drop what the lost rank could not prove, and free its blocks, unless the others would fail as it did."""
+        """Drop unproved deaths of the lost rank, and free its blocks, unless the remaining ranks would fail alike."""
         if failure.concerns_all_ranks:
             self._pool.close(rank)
             return

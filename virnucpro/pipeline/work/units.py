@@ -1,5 +1,5 @@
 """
-Units: the blocks of a run that tasks of a cluster compute one by one, and the driver's book of them.
+Units: the blocks of a run that tasks of a cluster compute one by one, and the driver's record of them.
 
 The book knows blocks, not engines. A unit that comes back unfinished, or is lost with its host, is assigned again:
 what was durable by then is found on disk by the worker that computes it next.
@@ -72,13 +72,7 @@ class UnitRecord:
 
 
 class UnitBook:
-    """
-    The blocks of a run that are to be computed; for one thread.
-
-    Args:
-        blocks: Ascending.
-        tokens: int64 (num_blocks of the plan,): tokens of each block of the plan.
-    """
+    """The blocks of a run that are to be computed; for one thread. *tokens*: int64, of each block of the plan."""
 
     def __init__(self, blocks: Sequence[int], tokens: IntArray) -> None:
         self._blocks, self._through = np.empty(0, np.int64), np.empty(0, np.int64)
@@ -111,7 +105,7 @@ class UnitBook:
         return bool(self._again) or self._begun < len(self._blocks)
 
     def next(self, devices: int) -> Unit | None:
-        """Cut the next unit for one of so many *devices*, smaller towards the end; None where all are assigned."""
+        """Return the next unit for one of *devices*, smaller towards the end; None where all blocks are assigned."""
         if not self.has_more:
             return None
         self._out += 1
@@ -125,7 +119,7 @@ class UnitBook:
         return Unit(blocks=blocks)
 
     def take(self, unit: Unit, record: UnitRecord) -> None:
-        """Take in how a unit went."""
+        """Record how a unit went."""
         self._out -= 1
         if record.error is not None:
             self._again.append(unit)  # no worker has tried
@@ -140,7 +134,7 @@ class UnitBook:
             self._requeue(record.left, unit.losses + 1, why, record.suspects, known)
 
     def lost(self, unit: Unit) -> None:
-        """Take in that a unit was lost with its worker or host."""
+        """Record that a unit was lost with its worker or host."""
         self._out -= 1
         losses = unit.losses + 1
         self._requeue(unit.blocks, losses, (FailureClass.DIED.value, losses), unit.suspects, unit.quarantined)
@@ -154,7 +148,7 @@ class UnitBook:
         return self._quarantined.get(position) or self.given_up.get(block, ("unknown", 0))
 
     def close(self, why: Why) -> None:
-        """Give up what is not assigned: the other workers would fail alike."""
+        """Give up what is not assigned: the remaining workers would fail alike."""
         rest = [*self._blocks[self._begun :].tolist(), *(block for unit in self._again for block in unit.blocks)]
         self.given_up |= dict.fromkeys(rest, why)
         self._begun = len(self._blocks)

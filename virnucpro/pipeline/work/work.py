@@ -28,7 +28,7 @@ class Units(Protocol):
         """Tokens or nucleotides of each, int64."""
 
     def durable(self, numbers: Collection[int], quarantined: Collection[int] = (), /) -> set[int]:
-        """Return those of some units of which everything is on disk but *quarantined* sequences."""
+        """Return the units that are complete on disk, except for *quarantined* sequences."""
 
 
 class Work(Protocol):
@@ -55,8 +55,7 @@ class Work(Protocol):
     def world_size(self) -> int: ...
 
     @property
-    def worker_fn(self) -> WorkerFunction:
-        """What each process runs."""
+    def worker_fn(self) -> WorkerFunction: ...
 
     @property
     def worker_args(self) -> tuple[Any, ...]:
@@ -71,7 +70,7 @@ class Work(Protocol):
     def open_units(self) -> Units: ...
 
     def more(self, quarantined: Mapping[int, Why], telemetry: WorkTelemetry, /) -> Sequence[int]:
-        """Return the numbers of the units that follow once those of before are done, but for *quarantined* ones."""
+        """Return the units that follow once the earlier ones are done, except for *quarantined* sequences."""
         ...
 
     def recovery(self, limits: RunLimits, telemetry: WorkTelemetry, /) -> Recovery:

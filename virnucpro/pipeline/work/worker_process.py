@@ -200,12 +200,7 @@ def _beat(reports: ReportPipe) -> None:
 
 
 class WorkerProcess:
-    """
-    One spawned process as its parent sees it; *worker_args* are passed on after the pipe.
-
-    Raises:
-        ConfigurationError: *worker_fn* cannot be imported by name in another process.
-    """
+    """One spawned process as its parent sees it; ``ConfigurationError`` where *worker_fn* has no importable name."""
 
     def __init__(
         self, worker_fn: WorkerFunction, *, rank: int, world_size: int, device: Device, worker_args: tuple[Any, ...]
@@ -275,7 +270,6 @@ class WorkerProcess:
         self.process.join()
 
     def close(self) -> None:
-        """Close our ends of the pipes."""
         self._connection.close()
         self._answers.close()
 

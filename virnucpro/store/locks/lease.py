@@ -112,7 +112,7 @@ class ExpiryWatch:
 
 
 def read_lease(path: Path) -> dict[str, Any]:
-    """Return what a lease or lock file says of its owner; empty when unreadable or being written."""
+    """Return the owner that a lease or lock file records; empty when unreadable or being written."""
     return _parsed(_bytes_of(path))
 
 
@@ -139,7 +139,6 @@ class LeaseLock:
     for longer and finds the lock taken is stopped as by SIGTERM.
 
     Args:
-        about: Shown to others, ready for JSON.
         on_lost: Called once when another process has taken the lock; by default sends SIGTERM to this process.
     """
 
@@ -160,13 +159,7 @@ class LeaseLock:
         self._lease = Lease(path, self._about, lease_s=lease_s, guard=self._is_ours)
 
     def acquire(self) -> None:
-        """
-        Take the lock; waits only while it is unknown whether the holder is alive.
-
-        Raises:
-            RunLockedError: Another process holds it.
-            OSError: The folder cannot be written.
-        """
+        """Take the lock, or raise ``RunLockedError``; waits only while it is unknown whether the holder is alive."""
         watch = ExpiryWatch(self._lease_s)
         while not self._made():
             content = _read(self.path)
@@ -186,12 +179,12 @@ class LeaseLock:
         self._lease.__enter__()
 
     def release(self) -> None:
-        """Release the lock, unless another process holds it by now."""
+        """Release the lock, unless another process has taken it."""
         self._is_lost = True  # a loss from now on needs no report
         self._lease.__exit__()
 
     def _made(self) -> bool:
-        """Whether the file is ours now, also where NFS made the link but reported a failure."""
+        """Whether this lock owns the file now, also where NFS made the link but reported a failure."""
         private = self.path.with_name(f".{self.path.name}.{self._owner}")
         private.write_text(json.dumps({**self._about, "renewals": 0}))
         try:

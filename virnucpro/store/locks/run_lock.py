@@ -40,9 +40,6 @@ class RunLock:
     """
     Context manager that holds *path* during a run.
 
-    Args:
-        lease_s: Seconds until a lease expires, where there is no ``flock``.
-
     Raises:
         RunLockedError: Another process holds it, or a worker of a dead run cannot be ended.
     """
@@ -131,12 +128,7 @@ class RunLock:
 
 
 def _refuse_foreign_work(layout: RunLayout) -> None:
-    """
-    Refuse a ``work/`` that is a link or belongs to another user: a run acts on its content.
-
-    Raises:
-        OSError: The folder cannot be read.
-    """
+    """Refuse a ``work/`` that is a link or belongs to another user: a run acts on its content."""
     for folder in (
         layout.work_dir,
         layout.parts_dir,

@@ -47,12 +47,7 @@ _held: list[durable.NewFile] = []
 
 
 def hold_worker_lock(output_dir: Path, rank: int) -> None:
-    """
-    Hold the lock of this worker until it ends; called once, before it writes anything.
-
-    Raises:
-        RunLockedError: The folder belongs to another run: ours is dead.
-    """
+    """Hold this worker's lock until it ends, before it writes anything; ``RunLockedError`` where its run is dead."""
     layout = RunLayout(output_dir)
     path = layout.worker_locks_dir / f"{rank}.{os.getpid()}.{secrets.token_hex(4)}.lock"
     about = {"rank": rank, **own_process()}
@@ -84,11 +79,7 @@ def taking_part(output_dir: Path) -> Iterator[None]:
 
 
 def end_orphans(output_dir: Path) -> None:
-    """
-    Kill the workers that an earlier run left in this folder; the caller holds the folder's lock.
-
-    ``RunLockedError`` where one does not end in time, or is on another host.
-    """
+    """Under the folder's lock, kill workers of an earlier run; ``RunLockedError`` where one cannot be ended."""
     for path in sorted(RunLayout(output_dir).worker_locks()):
         deadline_s = time.monotonic() + END_TIMEOUT_S
         while not _removed(path):
@@ -118,7 +109,7 @@ def _removed(path: Path) -> bool:
     try:
         descriptor = run_folders.only_regular(os.fspath(path), os.O_RDWR | os.O_NOFOLLOW)
     except OSError as error:
-        return error.errno in {errno.ENOENT, errno.ELOOP, errno.EINVAL, errno.EISDIR}  # gone, or not ours
+        return error.errno in {errno.ENOENT, errno.ELOOP, errno.EINVAL, errno.EISDIR}  # gone, or not a lock of a worker
     try:
         if not try_lock(descriptor) and is_same_space(about := read_lease(path)) and not is_gone(about):
             return False

@@ -43,7 +43,7 @@ def result_of(layout: RunLayout, form: ResultForm, *, is_partial: bool) -> Resul
 
 
 def all_results(layout: RunLayout, *, is_partial: bool) -> list[Result]:
-    """Return the whole or the partial result in every form, whether it exists or not."""
+    """Return the complete or the partial result in every form, whether it exists or not."""
     return [result_of(layout, form, is_partial=is_partial) for form in FORMS]
 
 

@@ -81,7 +81,7 @@ def write_file(path: Path, rows: NewRows) -> None:
 
 
 def check_file(path: Path, expected_rows: int, order: IdOrder, *, is_known: bool) -> Iterator[list[str]]:
-    """Check one HDF5 file of rows, whose ids are the next of *order*, and yield its ids; else ResultError."""
+    """Check one HDF5 file of rows with the next ids of *order*, and yield its ids; else ResultError."""
     with schema.open_checked(path, is_known=is_known) as file, schema.damage_named(path):
         rows = schema.embeddings_of(file, path)
         check_rows(rows.shape[0], expected_rows, path)

@@ -4,7 +4,7 @@ The index of a sharded result: from an id to its row, without an id in memory.
 It is one file: a preamble, a JSON text about the shards, a directory, and a table of (hash of the id, row) sorted by
 hash. The first bits of a hash are the number of its bucket in the table; the directory has the end of each bucket and
 its checksum. Opening reads the directory, 12 bytes for up to 256 rows; finding an id reads one bucket, some 4 KiB.
-The hash only says where to look: callers compare the id in the shard, so that ids of the same hash do no harm.
+The hash only narrows the search: callers compare the id in the shard, so that ids of the same hash do no harm.
 
 Little-endian; 16 bytes a row, and the directory. The same ids and shards give the same bytes, and no byte is used
 without a check of its checksum. This module knows hashes and rows, not HDF5.
@@ -69,11 +69,7 @@ def bytes_at_most(num_rows: int, num_shards: int) -> int:
 def write_id_index(
     path: Path, hashes: HashArray, *, hidden_dim: int, rows_per_shard: int, shard_bytes: list[int]
 ) -> None:
-    """
-    Write the index of a result whose shards are all there.
-
-    *hashes*: of the id of each row, uint64 (num_rows,). *rows_per_shard*: of every shard but the last.
-    """
+    """Write the index of a complete result; *hashes*: uint64, of each id; *rows_per_shard*: of all but the last."""
     description = {"hidden_dim": hidden_dim, "rows_per_shard": rows_per_shard, "shard_bytes": shard_bytes}
     text = json.dumps(description, sort_keys=True).encode("ascii")
     order = np.argsort(hashes, kind="stable")
@@ -94,11 +90,7 @@ def write_id_index(
 
 
 class IdIndex:
-    """
-    An open index of ids; what describes the result in it is as ``write_id_index`` has it.
-
-    ``ResultError`` where what is read is missing or damaged.
-    """
+    """An open index of ids, described as by ``write_id_index``; ``ResultError`` where it is missing or damaged."""
 
     def __init__(self, path: Path) -> None:
         self.path = path
@@ -157,7 +149,7 @@ class IdIndex:
         return rows
 
     def check(self, hashes: HashArray) -> None:
-        """Raise ``ResultError`` unless the whole index is that of *hashes*, uint64 (num_rows,)."""
+        """Raise ``ResultError`` unless the index as a whole has these *hashes*, uint64 (num_rows,)."""
         order = np.argsort(hashes, kind="stable")
         ends = _bucket_ends(hashes, order, self._bits)
         is_same = len(hashes) == self.num_rows and np.array_equal(self._directory["end"], ends)

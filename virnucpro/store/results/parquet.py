@@ -274,7 +274,7 @@ def _read_through(path: Path) -> None:
 
 
 class _ParquetRows(RowNumbers):
-    """The rows of a Parquet file, whose last row group stays in memory. May be used from several threads."""
+    """The rows of a Parquet file; the last row group read stays in memory. May be used from several threads."""
 
     def __init__(self, path: Path) -> None:
         self._file = _OpenFile(path, is_known=is_recorded(path))

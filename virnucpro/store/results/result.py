@@ -102,16 +102,11 @@ class Rows(Protocol):
 
     def __contains__(self, sequence_id: object) -> bool: ...
 
-    def close(self) -> None:
-        """Close the files."""
+    def close(self) -> None: ...
 
 
 class Result(ABC):
-    """
-    A result that is, or will be, at *path*.
-
-    ``proof`` is the file that is written last: the result is whole when it exists.
-    """
+    """A result that is, or will be, at *path*. ``proof`` is the file written last: with it, the result is complete."""
 
     suffix: ClassVar[str]
     """Of the path in the run's folder, behind ``embeddings`` or ``embeddings.partial``."""
@@ -157,15 +152,11 @@ class Result(ABC):
     @abstractmethod
     def write(self, rows: NewRows, *, give_way: Callable[[int], None], hosts: Hosts | None = None) -> dict[Path, str]:
         """
-        Write all rows.
+        Write all rows; return the hex sha256 of files whose writer returned it.
 
         Args:
-            rows: Of the result.
             give_way: Called with a number of bytes before that much is written.
             hosts: Write a result of many files; None for this process.
-
-        Returns:
-            The hex sha256 of files whose writer returned it.
 
         Raises:
             OutputError: The system refused; ``proof`` is absent or as before.

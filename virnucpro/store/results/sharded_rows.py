@@ -36,11 +36,7 @@ _NEAR_IDS = 128
 
 
 class ShardedRows:
-    """
-    The rows of a sharded result by id and by number, ``Rows``. May be used from several threads.
-
-    ``ResultError`` where what is read is missing or damaged.
-    """
+    """The rows of a sharded result; safe from several threads. ``ResultError`` where what is read is damaged."""
 
     def __init__(self, layout: ShardedLayout) -> None:
         self._layout = layout

@@ -53,12 +53,7 @@ _POLL_S = 0.2
 
 
 def own_address(network: str) -> str:
-    """
-    Return this host's IPv4 address within *network* (such as 10.1.0.0/16); ``LOOPBACK`` when it is empty.
-
-    Raises:
-        OSError: This host has no address in it.
-    """
+    """Return this host's IPv4 address in *network* (such as 10.1.0.0/16), else OSError; ``LOOPBACK`` when empty."""
     if not network:
         return LOOPBACK
     around = ipaddress.IPv4Network(network, strict=False)
@@ -71,13 +66,7 @@ def own_address(network: str) -> str:
 
 
 class MetricsServer:
-    """
-    Serves a registry at ``http://ADDRESS:PORT/metrics`` from daemon threads.
-
-    Args:
-        port: 0 takes a free one.
-        address: Interface to listen on; by default reachable from this host only.
-    """
+    """Serves a registry at ``http://ADDRESS:PORT/metrics`` from daemon threads; port 0 takes a free one."""
 
     def __init__(self, registry: CollectorRegistry, port: int, address: str = LOOPBACK) -> None:
         self.address = address
@@ -86,12 +75,7 @@ class MetricsServer:
         self._server: _Server | None = None
 
     def start(self) -> int:
-        """
-        Start serving and return the port.
-
-        Raises:
-            OSError: The port is in use or not permitted.
-        """
+        """Start serving and return the port; OSError where it is in use or not permitted."""
         self._server = _Server((self.address, self._port), self._registry)
         threading.Thread(target=self._server.serve_forever, args=(_POLL_S,), name="metrics", daemon=True).start()
         return int(self._server.server_address[1])
@@ -101,8 +85,8 @@ class MetricsServer:
         """
         Seconds within which the next scrape is expected; 0 before the first.
 
-        Twice the interval of the last two scrapes, between ``LEAST_PATIENCE_S`` and ``LONGEST_PATIENCE_S``; after a
-        single scrape the latter.
+        Twice the interval of the last two scrapes, between ``LEAST_PATIENCE_S`` and ``LONGEST_PATIENCE_S``; the latter
+        after a single scrape.
         """
         return self._server.visits.patience_s if self._server is not None else 0.0
 
@@ -120,8 +104,6 @@ class MetricsServer:
 
 
 class _Visits:
-    """Times of the scrapes."""
-
     def __init__(self) -> None:
         self._changed = threading.Condition()
         self._before: float | None = None
@@ -197,14 +179,7 @@ def _ended_by_signals() -> Iterator[None]:
 
 
 class TargetFile:
-    """
-    The file of one run.
-
-    Args:
-        folder: Named by ``file_sd_configs`` as ``FOLDER/*.json``; made when absent. Hosts may share it where its
-            addresses mean the same to all.
-        address: HOST:PORT of the metrics.
-    """
+    """The target file of one run in *folder*, which ``file_sd_configs`` names as ``FOLDER/*.json``."""
 
     def __init__(self, folder: Path, run_id: str, address: str) -> None:
         self.path = folder / f"virnucpro-{host_name()}-{run_id}.json"
@@ -237,12 +212,7 @@ class TargetFile:
 
 
 def remove_forgotten_targets(folder: Path) -> None:
-    """
-    Remove the files that ended runs of this host left.
-
-    Raises:
-        OSError: The folder cannot be read.
-    """
+    """Remove the files that ended runs of this host left; OSError where *folder* cannot be read."""
     of_this_host = re.compile(rf"virnucpro-{re.escape(host_name())}-[^-]+\.json")
     for path in folder.iterdir():
         if of_this_host.fullmatch(path.name):

@@ -41,11 +41,8 @@ class GpuMonitor:
     """
     Samples the GPUs of a run; used by one thread.
 
-    Args:
-        devices: Label of each worker's device and its ``CUDA_VISIBLE_DEVICES``, empty for the CPU. Workers that share a
-            GPU share its label and its sample.
-        nvml: The pynvml module, or a stand-in.
-        environ: Source of ``CUDA_DEVICE_ORDER``; None means this process's environment.
+    *devices*: label of each worker's device and its ``CUDA_VISIBLE_DEVICES``, empty for the CPU. Workers that share a
+    GPU share its label and its sample.
     """
 
     def __init__(
@@ -80,7 +77,7 @@ class GpuMonitor:
         return samples
 
     def close(self) -> None:
-        """Leave the driver; a hung one is abandoned."""
+        """Close the driver; a hung one is abandoned."""
         if self._thread is not None:
             self._questions.put(False)
             self._thread.join(ANSWER_LIMIT_S)
@@ -95,14 +92,7 @@ class GpuMonitor:
 
 
 def uuids_of(tokens: Sequence[str], *, nvml: Any = pynvml, environ: Mapping[str, str] | None = None) -> dict[str, str]:
-    """
-    Return the UUID of each GPU or MIG instance that the driver identifies with certainty.
-
-    Args:
-        tokens: Numbers in CUDA's order, UUIDs, or prefixes of UUIDs.
-        nvml: The pynvml module, or a stand-in.
-        environ: Source of ``CUDA_DEVICE_ORDER``; None means this process's environment.
-    """
+    """Return the UUID of each GPU or MIG instance that the driver identifies with certainty, by its token."""
     driver = _Driver(
         nvml, {token: token for token in tokens}, (os.environ if environ is None else environ).get(ORDER_VARIABLE)
     )
@@ -127,7 +117,6 @@ class _Driver:
         """Label -> the reported UUID at the last look-up, and the handle or None."""
 
     def open(self) -> bool:
-        """Return whether there is a driver."""
         try:
             self._nvml.nvmlInit()
         except self._nvml.NVMLError:

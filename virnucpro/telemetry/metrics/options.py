@@ -1,8 +1,4 @@
-"""
-Where the metrics of a run go: as its settings say, else as the environment does.
-
-Commands, flows and the library all ask here.
-"""
+"""Where the metrics of a run go, for commands, flows and the library: from its settings, else from the environment."""
 
 from __future__ import annotations
 
@@ -24,9 +20,9 @@ class MetricsOptions:
     port: int | None = None
     """Port that they are served at, 0 for a free one; None serves none."""
     network: str = ""
-    """IPv4 network, as in 10.1.0.0/16, in whose address of this host they are served; empty: on 127.0.0.1."""
+    """IPv4 network, as in 10.1.0.0/16: they are served on this host's address in it; empty: on 127.0.0.1."""
     targets_dir: str | None = None
-    """Folder of ``file_sd_configs`` that gets a file with the served address while the run goes on."""
+    """Folder of ``file_sd_configs`` that gets a file with the served address while the run is running."""
     pushgateway: str | None = None
     """URL of a Prometheus pushgateway; None pushes nothing."""
 
@@ -61,12 +57,9 @@ def _check_address(url: str) -> None:
 
 def metrics_options(monitoring: Monitoring | None = None) -> MetricsOptions:
     """
-    Return where metrics go; what *monitoring* leaves open is read from the environment.
+    Return where metrics go; what *monitoring* leaves open is read from the environment, else ConfigurationError.
 
     A folder of targets alone, as a whole machine may have it in the environment, takes a free port.
-
-    Raises:
-        ConfigurationError: A value cannot be used.
     """
     asked = monitoring or Monitoring()
     found = {one.path[-1]: os.environ.get(one.knob.env, "") for one in settings_of(Monitoring) if one.knob.env}

@@ -1,8 +1,4 @@
-"""
-Processor time and memory of each rank's process, child processes included.
-
-Children are read from /proc, so the cost does not depend on the number of processes of the host.
-"""
+"""Processor time and memory of each rank's process with its children, read from /proc at a cost that does not grow."""
 
 from __future__ import annotations
 

@@ -55,7 +55,6 @@ class Pushgateway:
         self._thread.start()
 
     def stop(self) -> None:
-        """Push a last time within ``LAST_PUSH_LIMIT_S`` and end."""
         if self._thread is None:
             return
         self._ending.set()
@@ -75,7 +74,6 @@ class Pushgateway:
         return None
 
     def remove_forgotten(self) -> None:
-        """Remove groups of this host whose last push is older than ``FORGOTTEN_S``."""
         # other servers accept pushes but have no such list; then there is nothing to remove
         with suppress(OSError, HTTPException, ValueError, KeyError, TypeError, IndexError, AttributeError):
             address = f"{self.url}/api/v1/metrics"

@@ -17,7 +17,7 @@ from rich.progress import BarColumn, DownloadColumn, Progress, TaskID, TextColum
 from rich.text import Text
 
 from virnucpro.telemetry.show import wording
-from virnucpro.telemetry.show.standard_error import StandardError
+from virnucpro.telemetry.show.standard_error import StandardError, wrapped
 from virnucpro.telemetry.show.terminal import Terminal, lines_of
 
 if TYPE_CHECKING:
@@ -34,7 +34,7 @@ _CLOCK_JITTER_S = 0.001
 
 def say(text: str) -> None:
     """Print a line on standard error; a closed one is ignored."""
-    StandardError().write(f"{text}\n")
+    StandardError().write(f"{wrapped(text, sys.stderr)}\n")
 
 
 def terminal_view(*, is_quiet: bool = False, stop: threading.Event | None = None) -> View:

@@ -5,7 +5,9 @@ from __future__ import annotations
 import io
 import os
 import sys
+import textwrap
 from pathlib import Path
+from typing import TextIO
 
 
 class StandardError(io.TextIOBase):
@@ -18,3 +20,21 @@ class StandardError(io.TextIOBase):
         except (OSError, ValueError):
             sys.stderr = Path(os.devnull).open("w")  # noqa: SIM115  for the rest of the process
         return len(text)
+
+
+def wrapped(text: str, stream: TextIO) -> str:
+    """Return *text*; on a terminal its lines are broken between words, and go on further in."""
+    try:
+        columns = os.get_terminal_size(stream.fileno()).columns if stream.isatty() else 0
+    except (OSError, ValueError):  # it is closed, or in memory
+        columns = 0
+    if not columns:
+        return text
+    lines = []
+    for line in text.split("\n"):
+        indent = " " * (len(line) - len(line.lstrip()) + 2)
+        wrapper = textwrap.TextWrapper(
+            columns, subsequent_indent=indent, break_long_words=False, break_on_hyphens=False
+        )
+        lines += wrapper.wrap(line) or [""]
+    return "\n".join(lines)

@@ -48,12 +48,7 @@ class SavedStatus:
 
 
 class StatusFile:
-    """
-    A view that keeps the file up to date, and removes it at the end.
-
-    Args:
-        path: The file. Its folder belongs to the run, which makes it: as long as there is none, nothing is written.
-    """
+    """A view that keeps a file up to date, and removes it at the end; writes only where its folder exists."""
 
     def __init__(self, path: Path) -> None:
         self._path = path
@@ -61,7 +56,7 @@ class StatusFile:
         self._was_refused = False
 
     def update(self, snapshot: RunSnapshot) -> None:
-        """Write the file, unless that was done a moment ago; what the system refuses may go better the next time."""
+        """Write the file, unless that was done a moment ago; a failed write is retried with the next snapshot."""
         now_s = time.monotonic()
         if now_s - self._written_s < WRITE_INTERVAL_S or not self._path.parent.is_dir():
             return
@@ -84,7 +79,7 @@ class StatusFile:
                 )
 
     def say(self, text: str) -> None:
-        """Ignore it: the file is about the run alone."""
+        """Do nothing: the file is about the run alone."""
 
     def close(self) -> None:
         """Remove the file, and its folder where that is otherwise empty; what cannot be removed is out of date soon."""
@@ -94,12 +89,7 @@ class StatusFile:
 
 
 def read_status(path: Path) -> SavedStatus | None:
-    """
-    Return the last status of a run; None where there is no file.
-
-    Raises:
-        ResultError: It cannot be read, or is not one of ours.
-    """
+    """Return the last status of a run, None where there is no file; ``ResultError`` where it is not readable."""
     try:
         with open(path, "rb", opener=only_regular) as file:
             data = file.read(_MOST_BYTES)
@@ -126,16 +116,7 @@ def to_json(value: Any) -> Any:
 
 
 def from_json(kind: type[Read], data: Any) -> Read:
-    """
-    Return the dataclass that ``to_json`` made *data* of.
-
-    Args:
-        kind: Its type.
-        data: As ``json.loads`` gave it.
-
-    Raises:
-        ValueError: A value is missing, or of another kind.
-    """
+    """Return the dataclass that ``to_json`` made *data* of; ``ValueError`` for a value missing or of another kind."""
     return _read(kind, data, kind.__name__)  # type: ignore[no-any-return]
 
 

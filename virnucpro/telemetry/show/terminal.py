@@ -3,7 +3,7 @@ The last lines of a terminal, redrawn in place with everything else printed abov
 
 The cursor stays visible below the lines, so that a killed run leaves the terminal usable. Writing to a terminal that
 has gone is a no-op. There is one bar for each rank, one for all, and notes. Every line fits: a narrow terminal gets
-shorter labels and fewer figures; a low one shows the ranks in trouble and the slowest, and counts the others.
+shorter labels and fewer figures; a low one shows the ranks in trouble and the slowest, and counts the remaining ones.
 """
 
 from __future__ import annotations
@@ -49,11 +49,9 @@ _STYLES = {
 
 class Terminal:
     """
-    Draws lines on a stream; safe for several threads.
+    Draws lines on a terminal; safe for several threads.
 
-    Args:
-        stream: A terminal.
-        interrupted: Set after another writer, such as a signal handler, wrote below the lines; drawing continues below.
+    *interrupted*: set after another writer, such as a signal handler, wrote below the lines; drawing continues below.
     """
 
     def __init__(self, stream: TextIO, *, interrupted: threading.Event | None = None) -> None:
@@ -81,13 +79,7 @@ class Terminal:
         return not (self._stream.encoding or "utf-8").lower().startswith("utf")
 
     def draw(self, lines: Sequence[Text] | None, *, above: Sequence[Text] = ()) -> None:
-        """
-        Replace the last lines.
-
-        Args:
-            lines: No wider than the terminal; None keeps the present ones.
-            above: Printed above them, to stay.
-        """
+        """Replace the last lines, no wider than the terminal (None keeps them); *above* is printed above, to stay."""
         with self._lock:
             if self._redirected is None:
                 self._redirected, sys.stderr = sys.stderr, cast("TextIO", _StandardError(self, self._stream))
@@ -110,7 +102,6 @@ class Terminal:
                 self._drawn, self._begun = [], ""
 
     def _erase(self) -> str:
-        """Return the escape codes that erase the drawn lines."""
         if self._interrupted is not None and self._interrupted.is_set():
             self._interrupted, self._drawn = None, []
         columns = self.columns  # a narrower terminal than before has wrapped them
@@ -171,13 +162,7 @@ class _Row:
 
 
 def lines_of(snapshot: RunSnapshot, terminal: Terminal, *, tick: int, is_stopping: bool = False) -> list[Text]:
-    """
-    Return the lines of a run, none between stages.
-
-    Args:
-        tick: Number of this call; turns the spinner.
-        is_stopping: The run is stopping.
-    """
+    """Return the lines of a run, none between stages; *tick*, the number of this call, turns the spinner."""
     stage, embedding = snapshot.stage, snapshot.embedding
     if stage is None:
         return []
@@ -194,7 +179,7 @@ def lines_of(snapshot: RunSnapshot, terminal: Terminal, *, tick: int, is_stoppin
 
 def _of_embedding(embedding: WorkSnapshot, terminal: Terminal, *, now: float) -> list[Text]:
     ranks = list(embedding.ranks)
-    room = max(terminal.lines - 5, _LEAST_RANKS)  # head, all ranks, the others, notes, and the line of the cursor
+    room = max(terminal.lines - 5, _LEAST_RANKS)  # head, all ranks, remaining ranks, notes, and the line of the cursor
     shown = ranks if len(ranks) <= room else _of_interest(ranks, room, now=now)
     rows = [_of_rank(rank, embedding, now=now) for rank in shown]
     if len(ranks) > 1:
