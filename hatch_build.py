@@ -18,6 +18,8 @@ from hatchling.builders.hooks.plugin.interface import BuildHookInterface
 from hatchling.metadata.plugin.interface import MetadataHookInterface
 
 INSTALLED_FLOWS = "virnucpro_flows"
+PLACEHOLDER = "https://github.com/OWNER/virnucpro"
+"""Stands in the README and in packaging/ for the page of the repository, until its owner fills it in."""
 _SHORT_NAME = re.compile(r"(?<![\w./])flows(?=\.\w)")
 """Before a dot only: in ``from flows.run.api import`` and in the names of commands, not in prose or paths."""
 
@@ -52,6 +54,7 @@ class Addresses(MetadataHookInterface):
                 "Changelog": f"{page}/blob/HEAD/CHANGELOG.md",
                 "Issues": f"{page}/issues",
             }
+            text = text.replace(PLACEHOLDER, page)
             text = re.sub(r"(!\[[^]]*\]\()(?!\w+:|#)", rf"\1{page}/raw/HEAD/", text)
             text = re.sub(r"((?<!!)\[[^]]*\]\()(?!\w+:|#)", rf"\1{page}/blob/HEAD/", text)
         metadata["readme"] = {"content-type": "text/markdown", "text": text}

@@ -23,7 +23,9 @@ REPOSITORY = Path(__file__).resolve().parents[1]
 FURTHER_PAGES = (
     "README.md",
     "CHANGELOG.md",
+    "CODE_OF_CONDUCT.md",
     "CONTRIBUTING.md",
+    "SECURITY.md",
     "benchmarks/results/table.md",
     "examples/README.md",
     "packaging/README.md",

@@ -27,6 +27,16 @@ SCHEMAS = {
 }
 
 
+def test_every_address_of_the_repository_is_the_one_placeholder_that_a_release_fills_in():
+    (placeholder,) = re.findall(r'^PLACEHOLDER = "(.+)"$', (REPOSITORY / "hatch_build.py").read_text(), re.MULTILINE)
+    pages = [REPOSITORY / "README.md", *(path for path in (REPOSITORY / "packaging").rglob("*") if path.is_file())]
+    texts = {path: path.read_text() for path in pages}
+    for path, text in texts.items():
+        found = re.findall(r"https://github\.com/[\w-]+/virnucpro\b", text)
+        assert set(found) <= {placeholder}, path
+    assert f"git clone {placeholder}.git" in texts[REPOSITORY / "README.md"]
+
+
 @pytest.mark.parametrize("file", SCHEMAS)
 def test_files_for_github_and_citations_follow_their_schemas(file):
     schema = f"vendor.{SCHEMAS[file]}"
