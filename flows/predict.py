@@ -55,7 +55,7 @@ def predict(
         input_files: Contigs or reads: FASTA, FASTQ (both plain, gzip, bzip2, xz or Zstandard) or unaligned BAM.
         output_dir: Folder of the run. A second run in it continues the first.
         classifier: Name of a bundled classifier, or the folder of a trained or converted one.
-        threshold: P(virus) from which a contig is called viral. None: the folder's, at first the classifier's.
+        threshold: Score from which a contig is called viral. None: the folder's, at first the classifier's.
         prior: Share of viruses among the contigs: auto (estimated), off, or a number. Empty: the folder's, or auto.
         fdr: Call contigs viral up to this expected false discovery rate, in place of a threshold. None: the folder's.
         result: What is written, and what becomes of it, also where it is not whole.

@@ -305,9 +305,9 @@ def test_values_of_a_plot_are_read_by_pointer_and_by_keys(browser, page):
     said = "return document.getElementById('said').textContent"
     plot.send_keys(Keys.ARROW_RIGHT)
     first = browser.js(said)
-    assert first.startswith("P(virus) 0\u20130.025: ")
+    assert first.startswith("score 0\u20130.025: ")
     plot.send_keys(Keys.END)
-    assert browser.js(said).startswith("P(virus) 0.975\u20131: ")
+    assert browser.js(said).startswith("score 0.975\u20131: ")
     tip = browser.js("return document.querySelector('#score-histogram .tip')")
     assert tip.text == browser.js(said)
     plot.send_keys(Keys.ESCAPE)

@@ -70,7 +70,7 @@ def test_memory_and_page_do_not_grow_with_the_contigs(tmp_path):
     text = re.sub(r"\s+", " ", layout.report.read_text())
     assert "25,000 of 1,000,000 contigs (2.5%) are called viral" in text
     assert (
-        "reach the 50,000 contigs with the highest P(virus), of 1,000,000. The other 950,000 are in contigs.tsv only"
+        "reach the 50,000 contigs with the highest score, of 1,000,000. The other 950,000 are in contigs.tsv only"
         in text
     )
     assert "2,000 of 990,000, 1,000 of the 25,000 called viral, and 1,000 of the others, drawn evenly" in text

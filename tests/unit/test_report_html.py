@@ -74,7 +74,7 @@ def test_only_files_of_ours_and_constants_are_let_through_unescaped():
         "{{ style | safe }}",
         "{{ script | safe }}",
         """{{ ' hidden=""' | safe if hidden }}""",
-        """{{ range("P(virus) from", "score", "P(virus)", 'max="1"' | safe) }}""",
+        """{{ range("Score from", "score", "Score", 'max="1"' | safe) }}""",
     }
     assert not any("autoescape" in text for text in sources.values())
 

@@ -259,7 +259,7 @@ def test_a_long_viral_contig_with_the_same_score_all_along_has_no_flat_line(tmp_
     drawn = {name for name, paths in page.paths.items() if any(kind == "curve ink" for kind, _ in paths)}
     assert drawn == {"track-0", "track-2"}
     assert [kind for kind, _ in page.paths["track-1"] if kind.startswith("bar")] == ["bar gene"]
-    assert page.says("Of the 3 long contigs called viral, 1 is not shown as a line: P(virus) is 0.8 or more all along")
+    assert page.says("Of the 3 long contigs called viral, 1 is not shown as a line: the score is 0.8 or more all along")
     assert page.says("along it 0.988")
 
 
@@ -267,12 +267,12 @@ def test_with_a_contig_model_a_score_is_a_probability_and_every_contig_has_one(t
     page, made = page_of(tmp_path, contig_model=True, threshold=0.7)
     closed = sum(row["frames"] == "0" for row in made.rows)
     assert closed > 1
-    assert page.says("P(virus) is the probability that a contig is viral, calibrated on genomes")
+    assert page.says("The score is the probability that a contig is viral, calibrated on genomes")
     assert not page.says("What has no score")
     assert page.says(f"{closed} contigs without an open frame are scored by their sequence alone.")
     assert page.column("why").count(BY_SEQUENCE) == closed
     assert page.says("each chunk together with its two neighbours")
-    assert page.says("where P(virus) is above the dotted line for enough chunks")
+    assert page.says("where the score is above the dotted line for enough chunks")
     assert page.says("its contig model virnucpro-tiny c0dec0dec0dec0de")
     tracks = [paths for name, paths in page.paths.items() if name.startswith("track-")]
     dotted = [path for paths in tracks for kind, path in paths if kind == "curve dotted"]

@@ -313,7 +313,7 @@ def _call_and_reason(
     if score < limits.not_virus_below:
         return Call.NOT_VIRUS, rests_on
     why = (
-        f"P(virus) is between {limits.not_virus_below:.9g} and {limits.virus_from:.9g}"
+        f"score between {limits.not_virus_below:.9g} and {limits.virus_from:.9g}"
         if math.isfinite(limits.virus_from)
         else "no score has so low an expected false discovery rate"
     )

@@ -125,7 +125,7 @@ def _most_likely_states(evidence: DoubleArray) -> BoolArray:
 
 
 def bedgraph_header(classifier: str, fingerprint: str) -> str:
-    return f'track type=bedGraph name="P(virus)" {_description(classifier, fingerprint)} autoScale=off viewLimits=0:1\n'
+    return f'track type=bedGraph name="score" {_description(classifier, fingerprint)} autoScale=off viewLimits=0:1\n'
 
 
 def track_id(contig: str) -> str:

@@ -94,9 +94,7 @@ def _key_figures(summary: Summary) -> list[tuple[str, str]]:
     viral = summary.groups[Call.VIRUS]
     if not summary.scored or not (viral.contigs or summary.regions):
         return []
-    figures = [
-        (whole(summary.sure[least]), f"viral with P(virus) \u2265\u00a0{least}") for least in reversed(SURE_FROM)
-    ]
+    figures = [(whole(summary.sure[least]), f"viral with a score \u2265\u00a0{least}") for least in reversed(SURE_FROM)]
     figures.append((nucleotides(viral.nt), f"in viral {summary.sequences}"))
     sample = summary.sample_record
     if sample.share is not None:
@@ -137,7 +135,7 @@ def _facts_of(summary: Summary, track: Track, genes: Sequence[Gene]) -> list[str
     contig = track.contig
     found = [nucleotides(contig.length_nt), contig.found.call]
     if contig.found.score is not None:
-        found.append(f"P(virus) {probability(contig.found.score)}")
+        found.append(f"score {probability(contig.found.score)}")
     if track.steps and track.is_even:
         least, most = (probability(of(step.p_virus for step in track.steps)) for of in (min, max))
         found.append(f"along it {least}" if least == most else f"along it {least} to {most}")
@@ -273,7 +271,7 @@ def _beside(layout: PredictionLayout, summary: Summary) -> list[tuple[str, str]]
         (layout.viral_fasta, "those called viral"),
         (layout.genes, "genes"),
         (layout.gene_proteins, "their proteins"),
-        (layout.tracks, "P(virus) along long contigs"),
+        (layout.tracks, "scores along long contigs"),
         (layout.viral_regions, "viral regions"),
         (layout.prediction_results, "every reading frame"),
         (layout.highest_score, "every chunk"),

@@ -1,5 +1,5 @@
 """
-The plots of a report: scores, lengths, and P(virus) and genes along a contig.
+The plots of a report: scores, lengths, and scores and genes along a contig.
 
 Calls differ in shape as well as in colour.
 """
@@ -44,7 +44,7 @@ def score_histogram(summary: Summary, thresholds: Sequence[float], *, is_log: bo
     groups = {call: summary.groups[call].bins for call in _DRAWN if any(summary.groups[call].bins)}
     heights = [sum(bins) for bins in zip(*groups.values(), strict=True)]
     counts = count_axis(f"{summary.sequences}{', log scale' if is_log else ''}", max(heights), is_log=is_log)
-    figure = Figure(share_axis(f"P(virus) of the {summary.sequence}"), counts)
+    figure = Figure(share_axis(f"score of the {summary.sequence}"), counts)
     below = [0] * SCORE_BINS
     for call, bins in groups.items():
         edges = [((n + 0.04) * step, (n + 0.96) * step) for n in range(SCORE_BINS)]
@@ -59,7 +59,7 @@ def score_histogram(summary: Summary, thresholds: Sequence[float], *, is_log: bo
         if height:
             each = ", ".join(f"{bins[number]:,} {call}" for call, bins in groups.items() if bins[number])
             edge = number * step
-            figure.tip(edge + step / 2, height, f"P(virus) {edge:.3g}\u2013{edge + step:.3g}: {each}")
+            figure.tip(edge + step / 2, height, f"score {edge:.3g}\u2013{edge + step:.3g}: {each}")
     for threshold in thresholds:
         figure.dotted_at_x(threshold)
     return figure
@@ -74,7 +74,7 @@ def starts_on_log_scale(summary: Summary) -> bool:
 def length_against_score(summary: Summary, thresholds: Sequence[float]) -> Figure:
     lengths = [contig.length_nt for contig in summary.sample] or [100, 10_000]
     axis = length_axis(f"{summary.sequence} length (nt, log scale)", min(lengths), max(lengths))
-    figure = Figure(axis, share_axis(f"P(virus) of the {summary.sequence}", -0.03, 1.03))
+    figure = Figure(axis, share_axis(f"score of the {summary.sequence}", -0.03, 1.03))
     for threshold in thresholds:
         figure.dotted_at_y(threshold)
     by_call = {call: [contig for contig in summary.sample if contig.found.call == call] for call in _DRAWN}
@@ -86,16 +86,16 @@ def length_against_score(summary: Summary, thresholds: Sequence[float]) -> Figur
         for contig in by_call[call]:
             score = contig.found.score or 0.0
             name, length = cut(contig.found.contig, 80), nucleotides(contig.length_nt)
-            figure.tip(contig.length_nt, score, f"{name}: {length}, P(virus) {probability(score)}, {call}")
+            figure.tip(contig.length_nt, score, f"{name}: {length}, score {probability(score)}, {call}")
     return figure
 
 
 def along_contig(track: Track, genes: Sequence[Gene]) -> Figure:
-    """Return P(virus) along a contig, where it has a track that varies, and its genes as arrows below."""
+    """Return the scores along a contig, where it has a track that varies, and its genes as arrows below."""
     length_nt = track.contig.length_nt or 1
     has_line = bool(track.steps) and not track.is_even
     y = Axis(
-        "P(virus)" if has_line else "",
+        "score" if has_line else "",
         _BOTTOM_Y if genes else 0,
         1.02 if has_line else 0,
         [(0, "0"), (0.5, "0.5"), (1, "1")] if has_line else [],
@@ -108,7 +108,7 @@ def along_contig(track: Track, genes: Sequence[Gene]) -> Figure:
         figure.dotted_at_y(NEUTRAL_P)
         figure.lines("curve ink", _runs(track))
         for step in track.steps:
-            said = f"{step.start + 1:,}\u2013{step.end:,}: P(virus) {probability(step.p_virus)}"
+            said = f"{step.start + 1:,}\u2013{step.end:,}: score {probability(step.p_virus)}"
             figure.tip((step.start + step.end) / 2, step.p_virus, said)
     figure.shapes("bar gene", (_arrow(gene, length_nt) for gene in genes))
     for gene in genes:

@@ -47,13 +47,13 @@ TABLE_CONTIGS = 50_000
 SCATTER_POINTS = 2000
 SCORE_BINS = 40
 SURE_FROM = (0.99, 0.9)
-"""P(virus) from which on a viral contig counts as one of the surest, and as a sure one."""
+"""Score from which on a viral contig counts as one of the surest, and as a sure one."""
 TRACKS_READ = 40
 """Tracks of long contigs called viral that are looked at: those with the highest scores."""
 VIRAL_TRACKS = 6
 """Of these, those that are shown: the first that vary."""
 EVEN_FROM = 0.8
-"""A track whose P(virus) is nowhere lower does not vary: it would be a flat line."""
+"""A track whose score is nowhere lower does not vary: it would be a flat line."""
 OTHER_TRACKS = 4
 """Tracks of long contigs with viral regions, but not called viral: those with the longest regions."""
 HELD_NT = 200_000
@@ -119,7 +119,7 @@ class Track:
 
     @property
     def is_even(self) -> bool:
-        """Whether P(virus) is at least ``EVEN_FROM`` all along."""
+        """Whether the score is at least ``EVEN_FROM`` all along."""
         return min((step.p_virus for step in self.steps), default=1.0) >= EVEN_FROM
 
 

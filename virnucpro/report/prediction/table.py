@@ -26,12 +26,12 @@ ROWS_AT_FIRST = 50
 _LINEAR = str(Topology.LINEAR)
 _MOST_RECURRING = 1000
 _EXPLAINED = {
-    "P(virus)": "the score, to rank by",
-    "Posterior": "P(virus) for the share of viruses in this sample",
+    "Score": "the probability that it is viral, to rank by",
+    "Posterior": "the score, given the share of viruses in this sample",
     "FDR": "expected share of others among all with this score or a higher one",
-    "Highest": "the highest P(virus) of any of its reading frames",
+    "Highest": "the highest score of any of its reading frames",
     "Viral chunks": "chunks that are viral by their reading frames, of those with an open one",
-    "Frame support": "share of its open reading frames with P(virus) above 0.5",
+    "Frame support": "share of its open reading frames with a score above 0.5",
     "Viral regions": "stretches of viral chunks, in contigs of 10 kb or more",
     "Topology": "whether the ends are exact repeats of each other, as of circular or packaged genomes",
     "Why": "what the score rests on: a protein of a known genome is no taxonomy",
@@ -58,7 +58,7 @@ def table_values(summary: Summary) -> dict[str, Any]:
     reach = f"Find and the filters reach all {whole(listed)} {many}{' called viral' * summary.has_only_viral}."
     if (beyond := listed - len(contigs)) > 0:
         reach = (
-            f"Find and the filters reach the {whole(len(contigs))} {many} with the highest P(virus), of "
+            f"Find and the filters reach the {whole(len(contigs))} {many} with the highest score, of "
             f"{whole(listed)}. The other {whole(beyond)} are in contigs.tsv only."
         )
     columns = _columns(summary)
@@ -106,7 +106,7 @@ def _held(summary: Summary) -> str:
 def _columns(summary: Summary) -> list[_Column]:
     columns = [
         _Column(summary.sequence.capitalize(), "contig", "name"),
-        _Column("P(virus)", "score", "bar"),
+        _Column("Score", "score", "bar"),
         _Column("Call", "call", "call"),
         _Column("Length", "length", "length"),
     ]

@@ -40,10 +40,10 @@ def details(summary: Summary) -> list[str]:
     if viral.contigs:
         surest, sure = (summary.sure[least] for least in SURE_FROM)
         sentences.append(
-            f"{_of_them(sure, viral.contigs)} P(virus) of {SURE_FROM[1]} or more, "
+            f"{_of_them(sure, viral.contigs)} a score of {SURE_FROM[1]} or more, "
             f"{_of_them(surest, viral.contigs).lower()} {SURE_FROM[0]} or more."
             if sure
-            else f"None of them reaches P(virus) {SURE_FROM[1]}: look at the scores before you rely on the calls."
+            else f"None of them reaches a score of {SURE_FROM[1]}: look at the scores before you rely on the calls."
         )
         nt = sum(group.nt for group in summary.groups.values())
         share = f"{nucleotides(viral.nt)} of the {nucleotides(nt)} of sequence ({percent(viral.nt, nt)})"
@@ -90,12 +90,12 @@ def evidence(found: ContigCall) -> str:
 def scores(summary: Summary) -> str:
     if summary.has_contig_model:
         return (
-            f"P(virus) is the probability that a {summary.sequence} is viral, calibrated on genomes of the "
+            f"The score is the probability that a {summary.sequence} is viral, calibrated on genomes of the "
             "kinds that the classifier\u2019s card names, half of them viral: there, of contigs with 0.8 about 8 in 10 "
             f"are viral. Of other kinds it may be far off. {_of_sample(summary)}{_of_composition(summary)}"
         )
     return (
-        "P(virus) is the classifier\u2019s score, from 0 to 1. Rank by it; it is not a "
+        "The score is a number from 0 to 1. Rank by it; it is not a "
         "measured rate of error. Scores far from the threshold and sequences of several chunks are the surest."
         f"{_of_composition(summary)}"
     )
@@ -125,20 +125,20 @@ def _of_sample(summary: Summary) -> str:
             else f"not above {high:.2%}, perhaps none (95 % interval)"
         )
     return (
-        f"The share of viruses among your {many} is {known}. The posterior is P(virus) for this share; FDR, the "
+        f"The share of viruses among your {many} is {known}. The posterior is the score, given this share; FDR, the "
         "expected share of others among all with this score or a higher one. Both are as good as the calibration."
     )
 
 
 def tracks(summary: Summary) -> str:
     line = (
-        "P(virus) of each chunk together with its two neighbours, by the rule of contigs, without known proteins"
+        "the score of each chunk together with its two neighbours, by the rule of contigs, without known proteins"
         if summary.has_contig_model
-        else "each chunk\u2019s P(virus), by the rule of contigs; there is none where no frame is open"
+        else "each chunk\u2019s score, by the rule of contigs; there is none where no frame is open"
     )
     return (
-        f"The line is {line}. Shaded: viral regions, where P(virus) is above the dotted line for enough chunks. A few "
-        "chunks below it do not end a region, nor do chunks without P(virus). Arrows: likely genes, as the "
+        f"The line is {line}. Shaded: viral regions, where the score is above the dotted line for enough chunks. A few "
+        "chunks below it do not end a region, nor do chunks without a score. Arrows: likely genes, as the "
         f"composition features define them, of {summary.sequences} called viral. Every region is in viral_regions.bed, "
         "every track in tracks.bedgraph; both open in genome browsers."
     )
@@ -149,7 +149,7 @@ def even_tracks(summary: Summary) -> str:
     even, read = summary.even_tracks, summary.tracks_read
     first = "" if read < TRACKS_READ else f" with the highest scores, of which {whole(read)} were looked at"
     which = f"the {counted(read, f'long {summary.sequence}')} called viral{first}"
-    return f"Of {which}, {whole(even)} {_are(even)} not shown as a line: P(virus) is {EVEN_FROM} or more all along."
+    return f"Of {which}, {whole(even)} {_are(even)} not shown as a line: the score is {EVEN_FROM} or more all along."
 
 
 def regions(summary: Summary) -> str:
