@@ -170,15 +170,19 @@ def test_a_contig_that_is_longer_than_a_unit_is_one(job):
     assert units[-1].stop == 5
 
 
+def nothing(share):
+    pass
+
+
 def test_a_start_after_a_kill_in_the_search_gives_the_same(job, expected, monkeypatch):
     monkeypatch.setattr(contig_run, "HERE", 1 << 40)
     judge, calls = composition.judge_by_homology, []
 
-    def killed(index, unit, model, found):
+    def killed(index, unit, model, found, on_share):
         calls.append(unit)
         if len(calls) == 2:
             raise KeyboardInterrupt
-        return judge(index, unit, model, found)
+        return judge(index, unit, model, found, on_share)
 
     monkeypatch.setattr(composition, "judge_by_homology", killed)
     with pytest.raises(KeyboardInterrupt):
@@ -191,11 +195,11 @@ def test_a_start_after_a_kill_in_the_search_gives_the_same(job, expected, monkey
 def test_files_of_another_division_of_the_search_are_not_taken(job, expected, monkeypatch):
     judge, late = composition.judge_by_homology, homology(job)
 
-    def judged(index, unit, model, found):
+    def judged(index, unit, model, found, on_share):
         durable.write_bytes(
             late.path_of(range(20)), b"4" * 20 * 4 * len(COLUMNS), seal=True
         )  # by a worker of a start that was killed
-        return judge(index, unit, model, found)
+        return judge(index, unit, model, found, on_share)
 
     monkeypatch.setattr(composition, "judge_by_homology", judged)
     assert here(job, monkeypatch) == expected
@@ -207,7 +211,7 @@ def test_what_is_there_is_not_computed_again_unless_it_is_damaged(job, expected,
     parts = units.of(job)
     assert len(parts) > 4
     for part in parts[:4]:
-        job.write(units.index, part, job.load())
+        job.write(units.index, part, job.load(), nothing)
     damaged = bytearray(job.path_of(parts[1]).read_bytes())
     damaged[2] ^= 1
     job.path_of(parts[1]).write_bytes(damaged)
@@ -241,7 +245,7 @@ def test_a_process_computes_with_one_thread_and_leaves_others_what_they_had(job,
     monkeypatch.setattr(composition, "score_by_composition", noted)
     with threadpool_limits(3, user_api="blas"):
         with suppress(KeyboardInterrupt):
-            job.write(job.open_index(), range(2), None)
+            job.write(job.open_index(), range(2), None, nothing)
         assert set(threads()) == {3}
     assert set(seen) == {1}
 
@@ -336,10 +340,10 @@ def worker_that_hangs(*arguments):
 def worker_with_poison_in_the_search(rank, world_size, results_queue, works, *more):
     judge = composition.judge_by_homology
 
-    def poisoned(index, contigs, model, found):
+    def poisoned(index, contigs, model, found, on_share):
         if POISON in contigs:
             os.kill(os.getpid(), signal.SIGKILL)
-        return judge(index, contigs, model, found)
+        return judge(index, contigs, model, found, on_share)
 
     composition.judge_by_homology = poisoned
     contig_worker(rank, world_size, results_queue, works, *more)
