@@ -6,18 +6,19 @@ import inspect
 import threading
 from collections.abc import Callable, Mapping
 from contextlib import contextmanager
+from dataclasses import replace
 from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import TYPE_CHECKING, Any, TypeVar
 
 from virnucpro.config import RunLimits
 from virnucpro.data.index.build import check_readable
-from virnucpro.errors import StoppedError, TimeLimitError
+from virnucpro.errors import BadInputError, StoppedError, TimeLimitError
 from virnucpro.knobs import from_flat, settings_of
 from virnucpro.models.configuration import configure_model
 from virnucpro.pipeline.gpu_coordinator import warnings_to_stderr
 from virnucpro.pipeline.hardware.device_claim import claim_for, devices_for
-from virnucpro.pipeline.multi_gpu_inference import listed, run_embedding
+from virnucpro.pipeline.multi_gpu_inference import listed, run_embedding, warn_of_demonstration
 from virnucpro.pipeline.prediction.prediction import run_prediction
 from virnucpro.pipeline.prediction.settings import configure_prediction
 from virnucpro.report.prediction.page import write_report
@@ -92,6 +93,8 @@ def embed_fasta(
         OutputError: Something cannot be written.
     """
     asked = from_flat(EmbeddingSettings, settings)
+    if "model" not in asked.model_fields_set:
+        warn_of_demonstration()
     warnings_to_stderr()
     files = listed(fasta_files)
     check_readable(files)
@@ -122,7 +125,7 @@ def embed_sequences(sequences: Mapping[str, str] | Sequence[str], **settings: Un
 
     Args:
         sequences: Proteins or DNA, as the model takes; of a mapping the values.
-        settings: Those of ``embed_fasta``.
+        settings: Those of ``embed_fasta``, above all ``model``.
 
     Returns:
         One row a sequence, in their order: float32 (num_sequences, hidden_dim).
@@ -138,8 +141,12 @@ def embed_sequences(sequences: Mapping[str, str] | Sequence[str], **settings: Un
     with TemporaryDirectory(prefix="virnucpro_") as folder:
         fasta = Path(folder, "sequences.fasta")
         fasta.write_text("".join(f">{number}\n{text}\n" for number, text in enumerate(texts)))
-        with embed_fasta(fasta, Path(folder, "out"), **settings) as rows:
-            return rows.to_numpy(map(str, range(len(texts))))
+        try:
+            with embed_fasta(fasta, Path(folder, "out"), **settings) as rows:
+                return rows.to_numpy(map(str, range(len(texts))))
+        except BadInputError as error:
+            named = [replace(one, path="sequences", line=None) for one in error.problems]
+            raise BadInputError(named) from None
 
 
 @_documented(PredictionSettings)

@@ -446,8 +446,8 @@ def of_surroundings(error: BaseException, place: str | Path = "") -> Surrounding
         said = str(cause).strip().rpartition("\n")[2] or type(cause).__name__
         remedy = "allow more memory (ulimit -v, the job's limit), or use fewer --workers and --threads"
         return SurroundingsError(path or place, f"out of memory ({said})", remedy, ExitCode.CONFIGURATION)
-    if isinstance(cause, ModuleNotFoundError) and (missing := (cause.name or "").partition(".")[0]) in _PACKAGES:
-        remedy = f"install it (pip install {_PACKAGES[missing]}), or all of virnucpro's dependencies"
+    if isinstance(cause, ModuleNotFoundError) and (missing := cause.name or "") in _PACKAGES:
+        remedy = f"install all of virnucpro (README, Install), or this alone (pip install {_PACKAGES[missing]})"
         return SurroundingsError("", f"{missing} is not installed here", remedy, ExitCode.CONFIGURATION)
     what = os.strerror(number or 0)
     if number in _LIMITS:

@@ -45,8 +45,11 @@ def test_it_loads_by_name_and_fits_the_bundled_models():
 def test_the_card_for_readers_is_made_from_the_card_for_programs(card):
     assert (FOLDER / "MODEL_CARD.md").read_text("utf-8") == card_text(card)
     assert card["worth"].startswith(DEFAULT_CLASSIFIER)
-    name, worst = next(iter(card["evaluation"]["by_group"].items()))
-    assert f"lowest by group {worst['auroc']['value']:.2f} for {name} and " in card["worth"]
+    evaluation, left_out = card["evaluation"], card["training"]["groups_left_out"]
+    worst = min(left_out, key=lambda group: left_out[group]["auroc"])
+    assert f"AUROC {evaluation['overall']['auroc']['value']:.2f} on " in card["worth"]
+    assert f"(mean; {worst}: {left_out[worst]['auroc']:.2f})" in card["worth"]
+    assert f"(up to 500 nt: {evaluation['by_length']['up to 500 nt']['auroc']['value']:.2f})" in card["worth"]
 
 
 def test_the_card_says_of_which_groups_nothing_was_measured(card):

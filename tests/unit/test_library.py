@@ -18,6 +18,7 @@ from tools.settings_page import KEYWORDS, keywords
 from virnucpro.errors import BadInputError, ConfigurationError
 from virnucpro.pipeline.multi_gpu_inference import run_esm2_multi_gpu, run_multi_gpu_inference
 
+MODEL = "virnucpro-tiny-protein"
 PROTEINS = ["MKKIAFLAAGSLLALSAC", "MSLVKDPRVLAER"]
 
 
@@ -51,18 +52,24 @@ def test_mypy_finds_a_typo_and_a_wrong_value_in_a_users_code(tmp_path, monkeypat
 def test_sequences_in_memory_have_the_rows_of_a_file(tmp_path):
     fasta = tmp_path / "two.fasta"
     fasta.write_text(f">a\n{PROTEINS[0]}\n>b\n{PROTEINS[1]}\n")
-    rows = virnucpro.embed_sequences(PROTEINS, workers=1)
+    rows = virnucpro.embed_sequences(PROTEINS, workers=1, model=MODEL)
     assert rows.dtype == np.float32
-    with virnucpro.embed_fasta(fasta, tmp_path / "out", workers=1) as from_file:
+    with virnucpro.embed_fasta(fasta, tmp_path / "out", workers=1, model=MODEL) as from_file:
         assert np.array_equal(rows, from_file.to_numpy())
-    named = virnucpro.embed_sequences({"any name": PROTEINS[1], "": PROTEINS[0]}, workers=1)
+    named = virnucpro.embed_sequences({"any name": PROTEINS[1], "": PROTEINS[0]}, workers=1, model=MODEL)
     assert np.allclose(named, rows[::-1], atol=1e-5)
+
+
+def test_rows_of_the_demonstration_encoder_come_with_a_warning():
+    with pytest.warns(UserWarning, match="no model was named"):
+        virnucpro.embed_sequences(PROTEINS, workers=1)
 
 
 @pytest.mark.parametrize("bad", [["MK1"], [""], [], ["MK\n>x\nMM"]])
 def test_sequences_in_memory_that_cannot_be_used_are_refused(bad):
-    with pytest.raises(BadInputError):
-        virnucpro.embed_sequences(bad, workers=1)
+    with pytest.raises(BadInputError, match=r"^sequences: ") as error:
+        virnucpro.embed_sequences(bad, workers=1, model=MODEL)
+    assert "/tmp" not in str(error.value)
 
 
 def test_one_text_is_no_list_of_sequences():
@@ -93,6 +100,20 @@ def test_a_worker_function_of_a_script_runs(tmp_path):
     assert done.stdout == "{0: True, 1: True} None\n", done.stderr
 
 
+def test_a_run_that_is_not_under_the_guard_of_a_script_is_told_so(tmp_path):
+    (tmp_path / "one.fasta").write_text(f">a\n{PROTEINS[0]}\n")
+    done = script(
+        tmp_path,
+        "from virnucpro.models.configuration import configure_model\n"
+        "from virnucpro.pipeline.multi_gpu_inference import run_multi_gpu_inference\n"
+        "from virnucpro.settings import EmbeddingSettings\n"
+        "config = configure_model(EmbeddingSettings(), device_type='cpu')\n"
+        "run_multi_gpu_inference('one.fasta', 'run', config, 1, worker_fn=report)\n",
+    )
+    assert done.returncode == 1
+    assert 'begin with if __name__ == "__main__":' in done.stderr
+
+
 def test_a_script_that_starts_workers_as_it_is_imported_is_told_so(tmp_path):
     done = script(tmp_path, "start()\n")
     assert done.stdout.startswith("{0: False, 1: False} ")
@@ -119,7 +140,7 @@ def test_a_dict_is_no_model_configuration(tmp_path):
 def test_esm2_names_its_model_and_leaves_standard_output_alone(tmp_path, capfd):
     fasta = tmp_path / "one.fasta"
     fasta.write_text(f">a\n{PROTEINS[0]}\n")
-    with pytest.warns(UserWarning, match="demonstration encoder virnucpro-tiny-protein"):
+    with pytest.warns(UserWarning, match="virnucpro-tiny-protein, a demonstration encoder"):
         path = run_esm2_multi_gpu(fasta, tmp_path / "out", world_size=1)
     assert path.exists()
     assert capfd.readouterr().out == ""

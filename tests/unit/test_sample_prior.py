@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 from virnucpro.calls import sample_prior
-from virnucpro.calls.sample_prior import SamplePrior, call_limits, count_scores, estimate_prior
+from virnucpro.calls.sample_prior import LEAST_VIRAL_SCORE, SamplePrior, call_limits, count_scores, estimate_prior
 
 
 def calibrated(viral: int, others: int, seed: int = 1):
@@ -83,7 +83,9 @@ def test_a_sample_of_one_kind_has_a_share_of_none_or_all():
     assert none.lowest_score(0.05) is None
     assert call_limits(none, 0.5, fdr=0.05) == (math.inf, 1.0)
     everything = estimate_prior(count_scores(np.full(500, 0.99, dtype=np.float32)))
-    assert call_limits(everything, 0.5) == (0.0, 0.0)
+    assert call_limits(everything, 0.5) == (LEAST_VIRAL_SCORE, 0.0)
+    some = count_scores(np.repeat(np.array([0.02, 0.99], dtype=np.float32), [1, 500]))
+    assert call_limits(SamplePrior(0.999, None, some), 0.5, fdr=0.05).virus_from == LEAST_VIRAL_SCORE
 
 
 def test_scores_of_zero_and_one_and_none_are_counted_without_infinities():

@@ -119,6 +119,11 @@ def estimate_prior(counts_B: IntArray) -> SamplePrior:
     return SamplePrior(share, (float(low), float(high)), counts_B)
 
 
+LEAST_VIRAL_SCORE = 0.1
+"""No contig with a lower score is called viral, however many viruses there seem to be: where half of all contigs are
+viral, nine in ten with this score are not, and a share near one is within the errors of the calibration."""
+
+
 class CallLimits(NamedTuple):
     """The scores at which calls change; in between is undecided."""
 
@@ -139,10 +144,8 @@ def call_limits(sample: SamplePrior | None, threshold: float, *, fdr: float | No
     lower = min(threshold, 1 - threshold)
     if sample is None:
         return CallLimits(threshold, lower)
-    if fdr is None:
-        return CallLimits(sample.score_of(threshold), sample.score_of(lower))
-    lowest = sample.lowest_score(fdr)
-    virus_from = math.inf if lowest is None else lowest
+    lowest = sample.score_of(threshold) if fdr is None else sample.lowest_score(fdr)
+    virus_from = math.inf if lowest is None else max(lowest, LEAST_VIRAL_SCORE)
     return CallLimits(virus_from, min(virus_from, sample.score_of(lower)))
 
 

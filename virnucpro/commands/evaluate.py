@@ -281,7 +281,7 @@ def _print(document: Mapping[str, Any], without: Sequence[Sequence[str]], layout
             print(f"  contigs without a score: {printable(str(layout.left_out(number)))}")
     print(f"table: {printable(str(layout.table))}")
     print(f"page:  {printable(str(layout.page))}")
-    print("next:  open the page in a browser; its first table has the hardest groups first")
+    print("next:  open the page in a browser")
 
 
 def _print_agreement(document: Mapping[str, Any], layout: EvaluationLayout) -> None:
@@ -291,10 +291,11 @@ def _print_agreement(document: Mapping[str, Any], layout: EvaluationLayout) -> N
         print(
             f"{printable(table['name'])}: {counted(table['viral'], 'viral contig')}{absent} ({printable(table['rule'])})"
         )
-    for strata in ({"contigs": document["patterns"], **document["by_length"]}, document["by_evidence"]):
+    by_length = {"contigs": document["patterns"], **document["by_length"]}
+    for first, strata in (("\ncalled by", by_length), ("\nby evidence", document["by_evidence"])):
         rows = [[one, *(f"{of.get(one, 0):,}" for of in strata.values())] for one in document["patterns"]]
         titles = [title.replace(" to ", " to\n").replace(" and ", "\nand ") for title in strata]
-        _print_table("\ncalled by", titles, rows)
+        _print_table(first, titles, rows)
     rows = []
     for one in document["look_at"]:
         scores = ("" if score is None else f" {score:.3g}" for score in one["scores"])
@@ -310,9 +311,9 @@ def _print_agreement(document: Mapping[str, Any], layout: EvaluationLayout) -> N
 def _print_table(first: str, titles: Sequence[str], rows: Sequence[Sequence[str]]) -> None:
     """Print a table unless it has no rows or no columns but the first."""
     shown = Table(box=None, pad_edge=False)
-    shown.add_column(first, no_wrap=True)
+    shown.add_column(first)
     for title in titles:
-        shown.add_column(Text(title), justify="right", no_wrap=True)
+        shown.add_column(Text(title), justify="right")
     for row in rows:
         shown.add_row(*(Text(printable(cell)) for cell in row))
     if rows and titles:

@@ -73,15 +73,21 @@ def print_line(text: str) -> None:
 
 
 def print_renderable(renderable: RenderableType, *, soft_wrap: bool = False) -> None:
-    """Print a rich object without truncating numbers; *soft_wrap* leaves wrapping to the terminal."""
+    """Print a rich object without truncating a word; *soft_wrap* leaves wrapping to the terminal."""
     from rich.console import Console  # noqa: PLC0415  help is printed without rich
     from rich.measure import Measurement  # noqa: PLC0415
+    from rich.table import Table  # noqa: PLC0415
 
     is_terminal = sys.stdout.isatty()
     text = io.StringIO()  # rich ends the process at a closed pipe
     console = Console(
         file=text, force_terminal=is_terminal, width=None if is_terminal else _NO_TERMINAL_COLUMNS, highlight=False
     )
+    for column in renderable.columns if isinstance(renderable, Table) else ():  # rich truncates words to fit
+        cells = [str(cell) for cell in (column.header, *column.cells)]
+        column.min_width = max(
+            len(word) for cell in cells for word in ([cell] if column.no_wrap else cell.split() or [""])
+        )
     unbounded = console.options.update(width=_MOST_COLUMNS)
     console.width = max(console.width, Measurement.get(console, unbounded, renderable).minimum)
     console.print(renderable, soft_wrap=soft_wrap)

@@ -30,6 +30,7 @@ from virnucpro.pipeline.run.run import failure_noted, running
 from virnucpro.pipeline.run.run_completion import aggregate_run, close_run, finished_result, stop_run, validate_run
 from virnucpro.pipeline.run.run_preparation import GPU_WORKER, PreparedRun, prepare_run
 from virnucpro.pipeline.run.stages import Stages, call_stage
+from virnucpro.pipeline.work.worker_process import importable_name
 from virnucpro.run_layout import RunLayout
 from virnucpro.settings import EmbeddingSettings
 
@@ -76,6 +77,7 @@ def run_multi_gpu_inference(
     if not isinstance(model_config, ModelConfig):
         made_by = "virnucpro.models.configuration.configure_model(EmbeddingSettings(model=...), device_type=...)"
         raise ConfigurationError(f"model_config is a {type(model_config).__name__}: make it with {made_by}")
+    importable_name(worker_fn)
     warnings_to_stderr()
     fasta_files = listed(fasta_files)
     devices = _devices(world_size, model_config.settings.hardware.workers_per_device)
@@ -117,7 +119,7 @@ def run_esm2_multi_gpu(
     warnings_to_stderr()
     if model_name is None:
         model_name = DEFAULT_PROTEIN_MODEL
-        warnings.warn(f"no model_name: the demonstration encoder {model_name} embeds the proteins", stacklevel=2)
+        warn_of_demonstration()
     fasta_files = listed(fasta_files)
     check_readable(fasta_files)
     devices = _devices(world_size)
@@ -239,6 +241,12 @@ def embed_job(
     """Run an embedding run within a prediction or training; *workers* is the number of CPU workers that was given."""
     devices = devices_for(claim, job.model, job.files, workers=workers)
     return run_embedding(job.files, job.folder, job.model, devices, limits=limits, telemetry=telemetry, stop=stop)
+
+
+def warn_of_demonstration() -> None:
+    """Warn the caller of the caller that no model was named."""
+    text = f"no model was named: {DEFAULT_PROTEIN_MODEL}, a demonstration encoder, embeds the sequences"
+    warnings.warn(text, stacklevel=3)
 
 
 def listed(files: str | Path | Sequence[str | Path]) -> list[str | Path]:

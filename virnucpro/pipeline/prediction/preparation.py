@@ -268,6 +268,8 @@ def _continued(
         title, before = name.replace("_", " "), recorded.get(name, default)  # an earlier version had fewer
         if now[name] != default:
             notices.append(f"{title} {_shown(now[name])}: kept from the earlier run in this folder")
+        elif before != now[name] and name == "threshold" and now["fdr"] is not None:
+            notices.append(f"threshold {_shown(before)} of the earlier run in this folder gives way to the FDR")
         elif before != now[name]:
             notices.append(f"{title} is now {_shown(now[name])}; the earlier run in this folder used {_shown(before)}")
     return config, notices

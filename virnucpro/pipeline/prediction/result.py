@@ -14,6 +14,7 @@ from virnucpro.choices import Keep, WrittenGenes
 from virnucpro.config import fingerprint
 from virnucpro.data.frames import chunks_per_contig
 from virnucpro.errors import ExitCode, WorkersFailedError
+from virnucpro.models.contigs.homology import CELLULAR
 from virnucpro.pipeline.prediction.sample import sample_notes
 from virnucpro.pipeline.prediction.settings import EVERY_CONTIG
 from virnucpro.pipeline.run.run import remove_files, remove_run, remove_unpacked
@@ -228,7 +229,7 @@ def _notes(counts: Mapping[str, int], sequences: str, *, chunk_nt: int, min_nt: 
         "short_contigs": f"shorter than {min_nt:,} nt {{were}} not scored",
         "short_for_classifier": f"{{are}} shorter than {chunk_nt / 2:g} nt: calls of this length are unreliable",
         "no_open_frame": "without an open frame {were} not scored",
-        "searched": "{were} compared with known viral and cellular proteins",
+        "searched": f"with a composition score above {CELLULAR:g} {{were}} compared with known proteins",
         "viral_by_composition": "{are} called viral by composition alone",
         "by_sequence": "without an open frame {were} scored by composition alone",
         "escaped_ids": "whose id begins like a control line of tracks: its first character is written as %XX there",

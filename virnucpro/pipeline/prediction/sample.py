@@ -18,6 +18,7 @@ if TYPE_CHECKING:
     from virnucpro.pipeline.prediction.settings import PredictionConfig
 
 _OFF = "the prior is off"
+MOST_USUAL_SHARE = 0.9
 
 
 def read_sample(run: PredictionRun, order: FrameOrder) -> tuple[SamplePrior | None, CallLimits, SampleRecord]:
@@ -79,10 +80,14 @@ def sample_notes(sample: SampleRecord, sequences: str, fdr: float | None) -> lis
             if low
             else f"{share}: not above {high:.2%}, perhaps none (95 % interval)"
         ]
+    if sample.interval is not None and sample.share > MOST_USUAL_SHARE:
+        notes.append("So large a share is uncertain: with --prior off calls rest on the score alone")
     if sample.virus_from is None:
         notes.append(f"No score has an expected false discovery rate of at most {fdr:g}: nothing is called viral")
     elif sample.fdr is None:
-        notes.append(f"No score reaches {sample.virus_from:.6g}, from which {sequences} are called viral")
+        notes.append(
+            f"No {sequences.removesuffix('s')} is called viral: no score is high enough at this share of viruses"
+        )
     else:
         called = f"{sequences.capitalize()} with a score of {sample.virus_from:.3g} or more are called viral"
         notes.append(f"{called}; about {100 * sample.fdr:.2g} % of these calls are expected to be wrong")

@@ -72,12 +72,15 @@ class ReportPipe:
         Send a small record to the parent.
 
         Raises:
-            TypeError: It is not a dict, or holds something that JSON has no form for.
+            ConfigurationError: It is not a dict.
+            TypeError: It holds something that JSON has no form for.
             ValueError: It is longer than a pipe takes in one piece.
         """
         if not isinstance(message, dict):
             kind = type(message).__name__
-            raise TypeError(f"results_queue takes a dict, such as {{'rank': 0, 'status': 'complete'}}, not a {kind}")
+            raise ConfigurationError(
+                f"results_queue takes a dict, such as {{'rank': 0, 'status': 'complete'}}, not a {kind}"
+            )
         data = json.dumps(message, default=_plain, ensure_ascii=False).encode("utf-8", "backslashreplace")
         if len(data) > MAX_MESSAGE_BYTES:
             raise ValueError(f"a message of {len(data)} bytes: at most {MAX_MESSAGE_BYTES} fit, put the rest in a file")

@@ -99,7 +99,9 @@ def _key_figures(summary: Summary) -> list[tuple[str, str]]:
     sample = summary.sample_record
     if sample.share is not None:
         how = "as given" if sample.interval is None else "estimated"
-        figures.append((f"{sample.share:.2%}", f"share of viruses, {how}"))
+        is_none = sample.interval is not None and not sample.interval[0]
+        shown = f"\u2264\u00a0{sample.interval[1]:.2%}" if sample.interval and is_none else f"{sample.share:.2%}"
+        figures.append((shown, f"share of viruses, {how}"))
     if viral.contigs and sample.fdr is not None:
         figures.append((f"{sample.fdr:.2%}", f"expected false discovery rate of the viral {summary.sequences}"))
     if summary.long_contigs:

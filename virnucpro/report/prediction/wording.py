@@ -52,7 +52,7 @@ def details(summary: Summary) -> list[str]:
         sentences.append(f"The viral {summary.sequences} hold {share}." if viral.contigs > 1 else f"It holds {share}.")
     if summary.scored or summary.has_only_viral:
         others = [
-            (Call.NOT_VIRUS, "not viral"),
+            (Call.NOT_VIRUS, "called not viral"),
             (Call.UNDECIDED, "undecided"),
             (Call.TOO_SHORT, "too short to be looked at"),
             (NO_SCORE, "without a score"),

@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from virnucpro import durable
+from virnucpro.store.contig_table import Call
 from virnucpro.training.evaluation.metrics import RankedContigs, bootstrap
 from virnucpro.training.evaluation.strata import evaluate
 from virnucpro.training.evaluation.tables import join
@@ -71,6 +72,10 @@ def evaluate_tables(
             seed=seed,
         ).to_json()
         measures["notes"] = [*_notes_on_join(joined, is_missing_C, leave_out=leave_out_missing), *measures["notes"]]
+        undecided = [one for one in measured.contigs if table.ours.get(one, ("",))[0] == Call.UNDECIDED]
+        if called := sum(table.scores[one] >= at for one in undecided) if at is not None else 0:
+            what = "contigs that `predict` left undecided, but that reach the threshold, count as called viral"
+            measures["notes"].append(f"{what}: {called:,}")
         is_compared = found and not leave_out_missing
         above = _auroc_above(joined, all_joined[0], seed=seed, samples=bootstrap_samples) if is_compared else None
         found.append({"name": table.name, "scores": str(table.path), "auroc_above_first": above, **measures})

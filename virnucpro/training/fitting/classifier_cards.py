@@ -79,33 +79,24 @@ def worth_of(trained: Trained) -> str:
     """Return the sentence that is printed with a classifier's calls."""
     name, evaluation = trained.run.config.asked.name, trained.evaluation
     overall = evaluation["overall"]
-    by_length = ", ".join(
-        f"{stratum['auroc']['value']:.2f} at {which}"
-        for which, stratum in evaluation["by_length"].items()
-        if min(stratum["viral"], stratum["others"]) >= FEW_CONTIGS
-    )
+    shortest = next(iter(evaluation["by_length"].items()), None)
+    short = ""
+    if shortest and min(shortest[1]["viral"], shortest[1]["others"]) >= FEW_CONTIGS:
+        short = f" ({shortest[0]}: {shortest[1]['auroc']['value']:.2f})"
     warning = "its labels were shuffled, it knows nothing: " if trained.run.config.asked.shuffle_labels else ""
     num_organisms = len({name for names in organisms_of(trained.split, TEST).values() for name in names})
-    lowest = [  # the lowest come first
-        f"{stratum['auroc']['value']:.2f} for {group}"
-        for group, stratum in evaluation["by_group"].items()
-        if stratum["auroc"] is not None and stratum["contigs"] >= FEW_CONTIGS
-    ][:2]
-    of_groups = f", lowest by group {' and '.join(lowest)}" if lowest else ""
-    return (
-        f"{name}: {warning}on {overall['contigs']:,} fragments of {num_organisms:,} organisms that did not train it, "
-        f"its AUROC is {overall['auroc']['value']:.2f} ({by_length}){of_groups}; "
-        f"{_worth_left_out(trained.outcome['groups_left_out'])}"
-    )
+    auroc = f"AUROC {overall['auroc']['value']:.2f} on {overall['contigs']:,} fragments of {num_organisms:,} organisms"
+    left_out = _worth_left_out(trained.outcome["groups_left_out"])
+    return f"{name}: {warning}{auroc} that did not train it{short}; {left_out}"
 
 
 def _worth_left_out(left_out: Mapping[str, Mapping[str, Any]]) -> str:
     if not left_out:
-        return "other kinds of genomes were not measured"
+        return "groups left out of training were not measured"
     auroc = {group: float(row["auroc"]) for group, row in left_out.items()}
     worst = min(auroc, key=lambda group: auroc[group])
     mean = sum(auroc.values()) / len(auroc)
-    return f"of kinds that are left out of training {mean:.2f} in the mean, {auroc[worst]:.2f} for {worst}"
+    return f"{mean:.2f} on groups left out of training (mean; {worst}: {auroc[worst]:.2f})"
 
 
 def organisms_of(split: SplitGenomes, part: str) -> dict[str, list[str]]:
