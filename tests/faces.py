@@ -125,9 +125,10 @@ def manifest_of(folder: Path) -> str:
 def embed_manifest() -> str:
     """Return the manifest of a small embedding."""
     from virnucpro import embed_fasta
+    from virnucpro.choices import DEFAULT_PROTEIN_MODEL
 
     with tempfile.TemporaryDirectory() as folder:
-        embed_fasta(EXAMPLES / "proteins.fasta", folder, devices="cpu", workers=1).close()
+        embed_fasta(EXAMPLES / "proteins.fasta", folder, model=DEFAULT_PROTEIN_MODEL, devices="cpu", workers=1).close()
         return manifest_of(Path(folder))
 
 

@@ -7,10 +7,10 @@ VirNucPro tells which contigs or reads of a metagenome are viral, and embeds pro
         print(contig.contig, contig.call, contig.score)
     table = virnucpro.read_prediction("out").to_pandas()   # or to_polars()
 
-    embeddings = virnucpro.embed_fasta("proteins.fasta", "out")
+    embeddings = virnucpro.embed_fasta("proteins.fasta", "out", model="esm2_t33_650M_UR50D")
     embeddings = virnucpro.read_embeddings("out")
     embeddings["sp|P12345|AATM_RABIT"]   # float32 (width,)
-    rows = virnucpro.embed_sequences(["MSLVKDPRV", "MKKIAF"])   # float32 (2, width)
+    rows = virnucpro.embed_sequences(["MSLVKDPRV", "MKKIAF"], model="esm2_t33_650M_UR50D")   # float32 (2, 1280)
 
 Names are looked up when they are first used, so that ``import virnucpro`` costs nothing in a worker.
 """
