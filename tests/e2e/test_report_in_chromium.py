@@ -315,7 +315,7 @@ def test_values_of_a_plot_are_read_by_pointer_and_by_keys(browser, page):
     middle = browser.js("return document.querySelector('#length-against-score .area')")
     ActionChains(browser.driver).move_to_element_with_offset(middle, 0, -middle.size["height"] // 2 + 20).perform()
     tip = browser.js("return document.querySelector('#length-against-score .tip')")
-    assert re.search(r": [\d.]+\s(nt|kb), P\(virus\) >?0\.9\d\d, virus$", tip.text)
+    assert re.search(r": [\d.]+\s(nt|kb), score >?0\.9\d\d, virus$", tip.text)
 
 
 def test_counts_can_be_seen_on_a_log_scale(browser, page):
