@@ -191,7 +191,7 @@ def test_the_page_says_what_the_files_say(written):
     page, made = written
     viral = made.count("virus")
     assert page.says(f"{viral} of 400 contigs (32%) are called viral")
-    assert page.says(f"{made.count('not virus')} are not viral and {made.count('no open frame')} are without a score")
+    assert page.says(f"{made.count('not virus')} are called not viral and {made.count('no open frame')} are without a score")
     assert page.says("This result is partial: 3 of")
     assert page.says("virnucpro-tiny-protein")
     assert page.says(FINGERPRINT)
@@ -349,7 +349,7 @@ def test_text_and_marks_stand_out_in_light_and_dark(theme):
         ([Contig("c", 0, left_out="in.fasta:3: no letters")], ["The only contig could not be scored"]),
         (
             [Contig(f"c{n}", 2000) for n in range(9)],
-            ["None of the 9 contigs is called viral", "Of the contigs, 9 are not viral"],
+            ["None of the 9 contigs is called viral", "Of the contigs, 9 are called not viral"],
         ),
         ([Contig("c", 2000, 0, 1)], ["The only contig is called viral"]),
         ([Contig(f"c{n}", 2000, 0, 1, 1) for n in range(9)], ["All 9 contigs are called viral"]),
