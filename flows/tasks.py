@@ -17,7 +17,7 @@ from prefect.client.schemas.objects import State, TaskRun
 from prefect.futures import PrefectConcurrentFuture
 from prefect.logging import get_run_logger
 from prefect.runtime import flow_run, task_run
-from prefect.states import Failed
+from prefect.states import Cancelled, Failed
 
 from flows.run.telemetry import log_level
 from virnucpro.config import RunLimits
@@ -131,7 +131,7 @@ def compute_rank(
 
     def on_end(starts_again: bool) -> None:
         _log_end(outcome, telemetry)
-        if outcome.state != "complete":
+        if outcome.state == "failed":
             if not starts_again or task_run.run_count < recovery.limits.attempts:
                 raise RankFailedError(outcome, is_final=not starts_again)
             stop.wait(RETRY_DELAYS_S[-1])
@@ -148,6 +148,8 @@ def compute_rank(
         on_message=on_message,
         on_end=on_end,
     )
+    if outcome.state == "stopped":
+        return Cancelled(message=f"rank {rank} was stopped; what is finished is kept")
     if outcome.state != "complete":
         raise RankFailedError(outcome, is_final=True)
     return outcome

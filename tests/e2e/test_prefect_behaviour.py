@@ -230,6 +230,7 @@ def test_a_cancelled_run_leaves_no_process_and_a_folder_that_the_next_run_comple
     began_s = time.monotonic()
     service.wait_for_state(run, "Cancelled", limit_s=90)
     print(f"gone {seconds:.1f} s after it was asked for, Cancelled {seconds + time.monotonic() - began_s:.1f} s")
+    assert {rank.state_name for rank in ranks_of(service, run).values()} == {"Cancelled"}
     assert seconds < 30
     assert seconds + time.monotonic() - began_s < 90
     assert processes_of(run) == []
