@@ -117,10 +117,6 @@ class Rates:
     """For the driver to have a unit or a file done by an engine; the slower one."""
     start_s: float
     """From a process to a worker with a small model in memory."""
-    messages_s: dict[str, float]
-    """For the driver to get the messages of a worker, each second, by the engine."""
-    message_s: float
-    """For the driver to take in one message."""
 
     @classmethod
     def of(cls, report: dict[str, Any]) -> Rates:
@@ -157,8 +153,6 @@ class Rates:
             look_s=found["looking_50_000"]["look_ms"] / found["looking_50_000"]["parts"] / 1000,
             item_s=max(each["item_ms"] for each in engines.values()) / 1000,
             start_s=found["embedding_8M"]["start_s"],
-            messages_s={name: each["messages_ms"] / 1000 for name, each in engines.items()},
-            message_s=found["messages"]["message_us"] / 1e6,
         )
 
 
@@ -182,30 +176,6 @@ def _per_row_and_byte(one: tuple[float, float, float], other: tuple[float, float
     return max(0.0, per_row), max(0.0, per_byte)
 
 
-@dataclass(frozen=True, kw_only=True)
-class Design:
-    """Which of the proposed changes are made."""
-
-    only_lost_units_look: bool = False
-    """A worker looks for parts only for a unit that was lost before; the driver knows of the others."""
-    opens_what_it_reads: bool = False
-    """A shard of the result opens only parts that have a row of it."""
-    index_by_hosts: bool = False
-    """Hosts index pieces of the input, and the plan is a mapped file of block boundaries, not made."""
-
-
-AS_IT_IS = Design()
-CHANGES = {
-    "as it is": AS_IT_IS,
-    "1. only a unit that was lost looks for its parts": Design(only_lost_units_look=True),
-    "2. and a shard opens only parts with a row of it": Design(only_lost_units_look=True, opens_what_it_reads=True),
-    "3. and index the input in pieces; the plan is mapped": Design(
-        only_lost_units_look=True, opens_what_it_reads=True, index_by_hosts=True
-    ),
-}
-"""Proposed changes, in this order; each includes those before it."""
-
-
 @dataclass(frozen=True)
 class Run:
     """One run: how many sequences on how many GPUs."""
@@ -214,7 +184,6 @@ class Run:
     gpus: int
     rates: Rates
     assumed: Assumptions = Assumptions()
-    design: Design = AS_IT_IS
 
     @property
     def row_bytes(self) -> int:
@@ -270,10 +239,6 @@ class Run:
         """Return the share of the time in which the GPUs compute."""
         return self.computing_s / self.total_s()
 
-    def idle_gpu_hours(self) -> float:
-        """Return the GPU hours that pass while the driver works alone."""
-        return self.gpus * self.alone_s() / 3600
-
     def alone_s(self) -> float:
         """Return the seconds in which the driver works alone."""
         stages = self.stages_s()
@@ -291,13 +256,9 @@ class Run:
         per_record, per_byte = self.rates.index_s
         processor_s = self.sequences * (per_record + per_byte * self.rates.record_bytes)
         num_bytes = self.sequences * (self.rates.record_bytes + self.index_bytes_per_record)
-        if self.design.index_by_hosts:
-            return processor_s / self.gpus + self.moved_s(num_bytes, self.hosts)
         return processor_s + self.moved_s(num_bytes)
 
     def _plan_s(self) -> float:
-        if self.design.index_by_hosts:
-            return 0.0
         return PLANS_OF_DRIVER * self._one_plan_s()
 
     def _one_plan_s(self) -> float:
@@ -306,7 +267,7 @@ class Run:
     def _start_s(self) -> float:
         weights_s = self.moved_s(self.hosts * self.assumed.weights_bytes, self.hosts)
         columns_s = self.moved_s(self.hosts * 16 * self.sequences, self.hosts)  # lengths and representatives
-        plans_s = 0.0 if self.design.index_by_hosts else PLANS_OF_WORKER * self._one_plan_s() + columns_s
+        plans_s = PLANS_OF_WORKER * self._one_plan_s() + columns_s
         input_s = self.moved_s(self.hosts * min(self.sequences * self.rates.record_bytes, HASHED_BYTES), self.hosts)
         return self.rates.start_s + weights_s + input_s + plans_s
 
@@ -406,14 +367,8 @@ class Run:
 
     def names_listed(self) -> float:
         """Return the names of parts that all workers list for their units: one half of the parts a time."""
-        return 0.0 if self.design.only_lost_units_look else self.units * self.parts / 2
+        return self.units * self.parts / 2
 
     def parts_opened(self) -> float:
         """Return how often parts are opened to write the result."""
-        rows = -(-self.sequences // self.result_files)
-        return self.result_files * (min(self.parts, rows) if self.design.opens_what_it_reads else self.parts)
-
-    def messages_share(self, engine: str) -> float:
-        """Return the share of one processor of the driver that messages take."""
-        blocks_per_second = self.gpus * self.assumed.gpu_tokens_per_second / self.assumed.block_tokens
-        return 2 * blocks_per_second * self.rates.message_s + self.gpus * self.rates.messages_s[engine]
+        return self.result_files * self.parts

@@ -100,7 +100,7 @@ def automations(client: Any, notify: str | None) -> list[Any]:
             actions=actions,
         ),
         AutomationCore(
-            name="virnucpro: a run shows no sign of life",
+            name="virnucpro: a run sends no heartbeat",
             description="Its host is dead: nothing else would end the run, and it would hold its queue's limit.",
             trigger=silent,
             actions=[ChangeFlowRunState(state=StateType.CRASHED, message=f"{SILENT}: run it again, and it continues")],

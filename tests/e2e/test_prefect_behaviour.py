@@ -486,9 +486,7 @@ def test_a_run_that_is_cancelled_while_it_reads_its_input_ends_and_says_that_the
 
 
 @pytest.mark.long
-def test_an_identification_that_is_cancelled_is_continued_by_the_next_run(
-    worker, prefect_server, examples_dir, tmp_path
-):
+def test_a_prediction_that_is_cancelled_is_continued_by_the_next_run(worker, prefect_server, examples_dir, tmp_path):
     contigs = tmp_path / "contigs.fasta"
     contigs.write_bytes((examples_dir / "contigs.fasta").read_bytes())
     out = tmp_path / "out"
@@ -511,7 +509,7 @@ def test_an_identification_that_is_cancelled_is_continued_by_the_next_run(
 
 
 @pytest.mark.long
-def test_an_identification_whose_process_is_killed_leaves_no_flow_run_within_it_running_and_a_retry_completes_it(
+def test_a_prediction_whose_process_is_killed_leaves_no_flow_run_within_it_running_and_a_retry_completes_it(
     worker, prefect_server, examples_dir, tmp_path
 ):
     from prefect.client.schemas.filters import FlowRunFilter, FlowRunFilterParentFlowRunId

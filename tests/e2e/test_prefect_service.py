@@ -510,7 +510,7 @@ def test_a_run_whose_host_is_gone_crashes_and_another_worker_resumes_it(prefect_
                 deployment, parameters={**given, "hardware": {"devices": "cpu", "workers": 1}}, tags=["virnucpro"]
             )
         prefect_server.wait_for_state(run.id, "Running", limit_s=60)
-        time.sleep(3)  # its first sign of life has reached the server
+        time.sleep(3)  # its first heartbeat has reached the server
         flow_process = prefect_server.flow_process(run.id)
         worker.kill()
         flow_process.kill()

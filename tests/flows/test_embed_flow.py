@@ -489,7 +489,7 @@ def test_the_flows_log_has_one_line_for_each_tenth(monkeypatch):
 
 @pytest.mark.slow
 @pytest.mark.usefixtures("quick_artifacts")
-def test_the_second_embedding_of_an_identification_has_artifacts_of_its_own():
+def test_the_second_embedding_of_a_prediction_has_artifacts_of_its_own():
     first, second = work_snapshot(done_rank(7), is_over=True), work_snapshot(rank_snapshot(7))
     show_progress([run_snapshot(embeddings=(first,)), run_snapshot(embeddings=(first, second))])
     assert [item["data"] for item in artifacts("gpu-7-progress")] == [60.0, 100.0]

@@ -66,7 +66,7 @@ def test_a_run_that_has_said_how_it_ended_is_not_touched(layout, state):
     assert (layout.manifest.stat().st_ino, layout.manifest.read_bytes()) == before
 
 
-def test_the_embedding_runs_of_an_identification_are_settled_with_it(layout, tmp_path):
+def test_the_embedding_runs_of_a_prediction_are_settled_with_it(layout, tmp_path):
     killed_holder(layout.lock)
     parts = PredictionLayout(tmp_path)
     layout.output_dir.rename(parts.dna_dir)

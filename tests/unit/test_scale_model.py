@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 
 from benchmarks import scale_model, scale_page
-from benchmarks.scale_model import CHANGES, GPUS, SEQUENCES, SERIAL, Assumptions, Rates, Run
+from benchmarks.scale_model import GPUS, SEQUENCES, SERIAL, Assumptions, Rates, Run
 from virnucpro.choices import AUTO_SHARDED_BYTES, AUTO_SHARDED_ROWS
 from virnucpro.config import ModelConfig
 from virnucpro.pipeline.hosts import host_check
@@ -44,7 +44,6 @@ def test_more_gpus_compute_faster_and_less_of_the_time_and_the_driver_takes_no_l
     for fewer, more in pairwise(runs):
         assert more.computing_s < fewer.computing_s
         assert more.efficiency() < fewer.efficiency()
-        assert more.idle_gpu_hours() > fewer.idle_gpu_hours()
         assert fewer.alone_s() <= more.alone_s() < more.total_s()
         for stage in SERIAL:
             assert more.stages_s()[stage] == fewer.stages_s()[stage]
@@ -61,12 +60,10 @@ def test_more_sequences_take_longer_in_every_stage_and_more_of_everything(gpus):
 
 
 @pytest.mark.parametrize("count", SEQUENCES)
-def test_no_change_makes_a_run_slower_and_a_faster_gpu_makes_it_faster(count):
+def test_a_faster_gpu_makes_a_run_faster(count):
     for gpus in GPUS:
-        totals = [Run(count, gpus, RATES, design=design).total_s() for design in CHANGES.values()]
-        assert totals == sorted(totals, reverse=True)
         faster = replace(Assumptions(), gpu_tokens_per_second=2 * Assumptions().gpu_tokens_per_second)
-        assert Run(count, gpus, RATES, faster).total_s() < totals[0]
+        assert Run(count, gpus, RATES, faster).total_s() < Run(count, gpus, RATES).total_s()
 
 
 def test_rates_a_row_and_a_byte_are_those_that_both_measurements_have():

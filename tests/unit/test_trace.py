@@ -206,7 +206,7 @@ def test_loader_processes_have_lanes_of_their_own(tmp_path, proteins):
 
 
 @pytest.mark.slow
-def test_an_identification_has_one_timeline_of_both_embedding_runs(tmp_path):
+def test_a_prediction_has_one_timeline_of_both_embedding_runs(tmp_path):
     make_contigs(tmp_path / "contigs.fasta")
     dna = fakes.hash_config(sequence_kind="DNA", allow_empty=True, max_residues=10**9, profile=True)
     config = hash_prediction(tmp_path, dna=dna, protein=fakes.hash_config(allow_empty=True, profile=True))

@@ -170,7 +170,7 @@ def test_before_there_are_workers_the_stage_is_shown_and_moves(view, terminal):
     assert len(frames) == 3
 
 
-def test_an_identification_names_the_stage_around(view, terminal):
+def test_a_prediction_names_the_stage_around(view, terminal):
     stages = (
         stage_snapshot("dna", seconds=70.0, started=NOW - 70),
         stage_snapshot("embed", model="virnucpro-tiny-dna"),

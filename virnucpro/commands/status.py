@@ -76,8 +76,8 @@ def _print_status(found: RunStatus) -> None:
 def _print_head(found: RunStatus) -> None:
     head = Text(printable(str(found.output_dir)) + ": ")
     head.append(found.state, style=f"bold {_STYLES[found.state]}")
-    is_prediction = found.kind == "identification"  # its name in status.json
-    kind = "prediction" if is_prediction else f"{found.kind} run" if found.kind == "embedding" else found.kind
+    is_prediction = found.kind == "prediction"
+    kind = f"{found.kind} run" if found.kind == "embedding" else found.kind
     embedding = found.embedding
     figures = [f" ({kind})" if kind else ""]
     if embedding is not None and not embedding.is_over:

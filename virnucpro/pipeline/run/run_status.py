@@ -40,7 +40,7 @@ NEXT_WRITE_S = 2 * WRITE_INTERVAL_S
 FORMAT = 1
 """Version of ``RunStatus.to_json``."""
 _FINISHED = ("complete", "partial", "failed", "stopped")
-_KINDS = {"an embedding run": "embedding", "a prediction": "identification", "a training": "training"}
+_KINDS = {"an embedding run": "embedding", "a prediction": "prediction", "a training": "training"}
 """What ``to_json`` calls them."""
 
 
@@ -51,7 +51,7 @@ class RunStatus:
     """running; silent: its process cannot be seen and its status is old; interrupted: it was killed;
     complete, partial, failed or stopped."""
     kind: str
-    """embedding, identification (a prediction) or training; empty as long as there is no ``run.json``."""
+    """embedding, prediction or training; empty as long as there is no ``run.json``."""
     holder: Holder | None
     manifest: AnyManifest | None
     live: SavedStatus | None

@@ -89,7 +89,7 @@ class TerminalView:
         self._terminal.draw(lines, above=above)
 
     def say(self, text: str) -> None:
-        self._terminal.draw(None, above=[Text(line) for line in text.split("\n")])
+        self._terminal.draw(None, above=[Text(line) for line in wrapped(text, sys.stderr).split("\n")])
 
     def close(self) -> None:
         self._terminal.close()
