@@ -1,12 +1,15 @@
 """
 What ``gpu_check.py`` computes with: models of the published shapes with random weights, sequences, and their FLOPs.
 
+Lengths of proteins are drawn from those of ``examples/proteins.fasta``: 400 real proteins of 8 to 1,487 residues.
+
 Random weights are drawn so that states stay of order one through all layers: products keep the size of their input,
 and what a layer adds shrinks with the depth. Legend: L layers, D model width, n tokens of a sequence.
 """
 
 from __future__ import annotations
 
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -14,12 +17,17 @@ import torch
 
 from virnucpro.data.collators import PackedBatch
 from virnucpro.data.packing import plan_blocks
+from virnucpro.models.dnabert_s import PackedMosaicBert
+from virnucpro.models.encoders.dnabert_checkpoint import MosaicBertConfig
 from virnucpro.models.encoders.esm2_checkpoint import ROTARY_NAME, Architecture
-from virnucpro.models.esm2_flash import PackedESM2
+from virnucpro.models.esm2_flash import packed_esm2
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
 
+    from virnucpro.models.esm2_flash import PackedESM2
+
+PROTEINS = Path(__file__).resolve().parents[1] / "examples" / "proteins.fasta"
 SEED = 20261121
 MASK = 32
 BOS, EOS, FIRST_LETTER, LAST_LETTER = 0, 2, 4, 23
@@ -35,24 +43,48 @@ TOKENS_OF_A_CHUNK = 168
 """Residues of a frame of a 500-nt chunk, 166, with BOS and EOS."""
 
 
-def random_esm2(
-    architecture: Architecture, device: torch.device, dtype: torch.dtype, *, seed: int = SEED
-) -> PackedESM2:
-    """Make an ESM-2 of random weights; the same seed gives the same weights in every dtype on a kind of device."""
+def random_esm2(architecture: Architecture, device: torch.device, dtype: torch.dtype) -> PackedESM2:
+    """Make an ESM-2 of random weights, the same in every dtype on a kind of device."""
+    tensors = fair_esm_tensors(architecture, device, dtype) | {ROTARY_NAME: rotary_frequencies(architecture)}
+    return packed_esm2(architecture, tensors, device, dtype, mask_idx=MASK)
+
+
+def fair_esm_tensors(
+    architecture: Architecture, device: torch.device, dtype: torch.dtype = torch.float32
+) -> dict[str, torch.Tensor]:
+    """Draw the weights of an ESM-2 by fair-esm's names, less the rotary frequencies."""
+    width = architecture.hidden_dim
+    of_layer = {f"self_attn.{name}_proj": (width, width) for name in ("q", "k", "v", "out")}
+    of_layer |= {"fc1": (4 * width, width), "fc2": (width, 4 * width)}
+    of_layer |= {"self_attn_layer_norm": (width,), "final_layer_norm": (width,)}
+    modules = {f"layers.{n}.{name}": shape for n in range(architecture.num_layers) for name, shape in of_layer.items()}
+    shapes = {"embed_tokens.weight": (architecture.vocabulary, width)}
+    for name, shape in {**modules, "emb_layer_norm_after": (width,)}.items():
+        shapes |= {f"{name}.weight": shape, f"{name}.bias": shape[:1]}
+    generator = torch.Generator(device).manual_seed(SEED)
+    return {
+        name: draw(name, shape, architecture.num_layers, generator, device).to(dtype) for name, shape in shapes.items()
+    }
+
+
+def rotary_frequencies(architecture: Architecture) -> torch.Tensor:
+    half = architecture.head_dim // 2
+    return 10000.0 ** -(torch.arange(half, dtype=torch.float32) / half)
+
+
+def random_mosaic_bert(device: torch.device, dtype: torch.dtype, *, is_tiny: bool) -> PackedMosaicBert:
+    """Make a DNABERT-S of random weights, ready for inference."""
+    config = mosaic_bert_config(is_tiny=is_tiny)
     with torch.device("meta"):
-        model = PackedESM2(architecture, mask_idx=MASK)
-    shapes = {name: tuple(x.shape) for name, x in model.state_dict().items()}
-    generator = torch.Generator(device).manual_seed(seed)
-    state = {}
-    for name, shape in shapes.items():
-        if name == ROTARY_NAME:
-            half = architecture.head_dim // 2
-            state[name] = 10000.0 ** -(torch.arange(half, device=device, dtype=torch.float32) / half)
-        else:
-            state[name] = draw(name, shape, architecture.num_layers, generator, device).to(dtype)
-    model.load_state_dict(state, assign=True)
+        model = PackedMosaicBert(config)
+    randomise(model, config.num_hidden_layers, device, dtype)
     model.prepare_for_inference()
     return model
+
+
+def mosaic_bert_config(*, is_tiny: bool) -> MosaicBertConfig:
+    tiny = {"hidden_size": 64, "num_hidden_layers": 2, "num_attention_heads": 4, "intermediate_size": 128}
+    return MosaicBertConfig(**tiny) if is_tiny else MosaicBertConfig()
 
 
 def randomise(model: torch.nn.Module, num_layers: int, device: torch.device, dtype: torch.dtype) -> None:
@@ -85,10 +117,12 @@ def chunk_tokens(num_sequences: int) -> list[int]:
     return [TOKENS_OF_A_CHUNK] * num_sequences
 
 
-def uniprot_tokens(num_sequences: int) -> list[int]:
-    """Return tokens of sequences of UniProt-like lengths (median 287 residues, truncated at 1,022), longest first."""
-    residues = np.random.default_rng(SEED).lognormal(5.66, 0.72, size=num_sequences)
-    return sorted((np.clip(residues, 8, 1022).astype(int) + 2).tolist(), reverse=True)
+def protein_tokens(num_sequences: int) -> list[int]:
+    """Return tokens of sequences as long as real proteins (median 290 residues, truncated at 1,022), longest first."""
+    records = PROTEINS.read_text().removeprefix(">").split("\n>")
+    residues = [min(1022, len("".join(record.splitlines()[1:]))) for record in records]
+    drawn = np.random.default_rng(SEED).choice(residues, size=num_sequences)
+    return sorted((drawn + 2).tolist(), reverse=True)
 
 
 def dna_tokens(num_sequences: int) -> list[int]:
@@ -128,22 +162,3 @@ def mosaic_bert_flops(config: Any, tokens: Sequence[int]) -> float:
     """Count those of a MosaicBERT with F the width of the feed-forward: L·(8·D² + 6·D·F + 4·n·D) a token."""
     layers, width, inner = config.num_hidden_layers, config.hidden_size, config.intermediate_size
     return float(sum(n * layers * (8 * width**2 + 6 * width * inner + 4 * n * width) for n in tokens))
-
-
-def share_overlapped(copies: Sequence[tuple[float, float]], computations: Sequence[tuple[float, float]]) -> float:
-    """
-    Return the share of the copies' time in which something was computed.
-
-    Args:
-        copies: (start, end) of each.
-        computations: (start, end) of each, in the same unit; they may overlap one another.
-    """
-    busy: list[list[float]] = []
-    for start, end in sorted(computations):
-        if busy and start <= busy[-1][1]:
-            busy[-1][1] = max(busy[-1][1], end)
-        else:
-            busy.append([start, end])
-    both = sum(max(0.0, min(end, stop) - max(start, begin)) for start, end in copies for begin, stop in busy)
-    total = sum(end - start for start, end in copies)
-    return both / total if total else 0.0

@@ -1,7 +1,7 @@
 """
 What only whole runs on a GPU show: ``virnucpro embed`` as users start it, in processes of its own.
 
-Each function is a section of ``gpu_check.py``. The runs need what the command line needs (``make gpu-kit`` fetches what
+Sections of parts c and d of ``gpu_check.py``. The runs need what the command line needs (``make gpu-kit`` fetches what
 a rented machine lacks); proteins and DNA are random, of usual lengths, and so are the weights, of the published shapes.
 """
 
@@ -31,7 +31,7 @@ from benchmarks import gpu_models
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
 
-    from benchmarks.gpu_check import Check
+    from benchmarks.gpu_measure import Check
     from virnucpro.models.encoders.esm2_checkpoint import Architecture
 
 REPOSITORY = Path(__file__).resolve().parents[1]
@@ -45,10 +45,14 @@ NEEDED = (
     "orjson",
     "dnaio",
     "pydustmasker",
+    "rich",
+    "psutil",
     "prometheus_client",
     "pynvml",
+    "safetensors",
     "tokenizers",
 )
+"""Packages of a run; ``make gpu-kit`` fetches all but the last two."""
 AMINO_ACIDS = np.frombuffer(b"LAGVSERTIDPKQNFYMHWC", dtype=np.uint8)
 NUCLEOTIDES = np.frombuffer(b"ACGT", dtype=np.uint8)
 STEADY_BUDGET = 32768
@@ -57,22 +61,18 @@ LEFT_FREE_GIB = 7
 """Memory that another process leaves: for 650M and its smallest blocks, not for those that are asked for."""
 
 
-def skips_without_packages(section: Callable[[Check, Path], dict[str, Any]]) -> Callable[[Check], dict[str, Any]]:
-    """Give a section a folder that goes, and leave it out where the command line cannot run."""
+def with_folder(section: Callable[[Check, Path], dict[str, Any]]) -> Callable[[Check], dict[str, Any]]:
+    """Give a section a folder that goes at its end."""
 
     @functools.wraps(section)
     def one(check: Check) -> dict[str, Any]:
-        missing = [name for name in NEEDED if not is_installed(name)]
-        if missing:
-            check.show(section.__name__, f"left out: {', '.join(missing)} not installed")
-            return {"left_out": f"{missing} not installed"}
         with tempfile.TemporaryDirectory(prefix="virnucpro_gpu_check_") as folder:
             return section(check, Path(folder))
 
     return one
 
 
-@skips_without_packages
+@with_folder
 def run_of_proteins(check: Check, folder: Path) -> dict[str, Any]:
     """Embed 20,000 proteins with 650M as a user does, and read its metrics while it runs."""
     fasta = write_proteins(folder, 60 if check.is_tiny else 20_000)
@@ -83,12 +83,12 @@ def run_of_proteins(check: Check, folder: Path) -> dict[str, Any]:
     with started(check, fasta, folder / "out", weights, "--metrics-port", str(port)) as process:
         metrics = list(scraped(process, port))
     figures = figures_of(folder / "out")
-    show_run(check, "20,000 proteins, 650M", figures)
-    check.expect("20,000 proteins: rows missing", value=figures["missing"], most=0)
+    show_run(check, f"{figures['rows']:,} proteins, 650M", figures)
+    check.expect("proteins: rows missing", value=figures["missing"], most=0)
     verified = subprocess.run(
         command("verify", folder / "out"), check=False, capture_output=True, text=True, cwd=REPOSITORY
     )
-    check.expect("20,000 proteins: exit code of verify", value=verified.returncode, most=0)
+    check.expect("proteins: exit code of verify", value=verified.returncode, most=0)
     utilisation = [
         one["virnucpro_gpu_utilization_ratio"] for one in metrics if "virnucpro_gpu_utilization_ratio" in one
     ]
@@ -98,10 +98,10 @@ def run_of_proteins(check: Check, folder: Path) -> dict[str, Any]:
     return {**figures, "scrapes": metrics}
 
 
-@skips_without_packages
+@with_folder
 def run_that_is_killed(check: Check, folder: Path) -> dict[str, Any]:
     """Kill a run, continue it, kill its worker, and compare the bytes with those of a run left alone."""
-    fasta = write_proteins(folder, 3000 if check.is_tiny else 6_000)
+    fasta = write_proteins(folder, 1500 if check.is_tiny else 6_000)
     weights = write_esm2(folder, gpu_models.TINY if check.is_tiny else gpu_models.ESM2["650M"], check.device)
     budget = ("--token-budget", str(1100 if check.is_tiny else STEADY_BUDGET))
     alone, killed = folder / "alone", folder / "killed"
@@ -124,7 +124,7 @@ def run_that_is_killed(check: Check, folder: Path) -> dict[str, Any]:
     return {**figures, "rank": rank}
 
 
-@skips_without_packages
+@with_folder
 def two_workers_on_one_gpu(check: Check, folder: Path) -> dict[str, Any]:
     """Compare one and two processes on one GPU for a model too small to fill it."""
     fasta = write_proteins(folder, 60 if check.is_tiny else 20_000)
@@ -141,11 +141,11 @@ def two_workers_on_one_gpu(check: Check, folder: Path) -> dict[str, Any]:
     return figures
 
 
-@skips_without_packages
+@with_folder
 def run_without_memory(check: Check, folder: Path) -> dict[str, Any]:
     """Embed where another process holds most of the memory: blocks are computed in halves, and no row is missing."""
     if check.device.type != "cuda":
-        return {"left_out": "no GPU, no memory to take"}
+        return check.left_out("memory that runs out", "no GPU, no memory to take")
     fasta = write_proteins(folder, 3_000)
     weights = write_esm2(folder, gpu_models.ESM2["650M"], check.device)
     free_bytes, _ = torch.cuda.mem_get_info(check.device)
@@ -163,28 +163,20 @@ def run_without_memory(check: Check, folder: Path) -> dict[str, Any]:
     return figures
 
 
-@skips_without_packages
+@with_folder
 def run_of_dna(check: Check, folder: Path) -> dict[str, Any]:
-    """Embed DNA with DNABERT-S's shape, its tokenizer in the loop, in the worker's thread and in two processes."""
+    """Embed DNA with DNABERT-S's shape, its tokenizer in the loop: as a user does, and with two loader processes."""
     fasta = write_fasta(folder / "dna.fasta", [500] * (60 if check.is_tiny else 40_000), NUCLEOTIDES)
     weights = write_dnabert(folder, is_tiny=check.is_tiny)
     figures = {}
-    for loaders in (0, 2):
-        with started(check, fasta, folder / f"out{loaders}", weights, "--loader-processes", str(loaders)):
+    for loaders in ("default", "2"):
+        more = () if loaders == "default" else ("--loader-processes", loaders)
+        with started(check, fasta, folder / f"out_{loaders}", weights, *more):
             pass
-        figures[str(loaders)] = figures_of(folder / f"out{loaders}")
-        show_run(check, f"DNABERT-S, 500 nt, {loaders} loaders", figures[str(loaders)])
-        check.expect(f"DNA, {loaders} loaders: rows missing", value=figures[str(loaders)]["missing"], most=0)
+        figures[loaders] = figures_of(folder / f"out_{loaders}")
+        show_run(check, f"DNABERT-S, 500 nt, {loaders} loaders", figures[loaders])
+        check.expect(f"DNA, {loaders} loaders: rows missing", value=figures[loaders]["missing"], most=0)
     return figures
-
-
-SECTIONS: tuple[Callable[[Check], dict[str, Any]], ...] = (
-    run_of_proteins,
-    run_that_is_killed,
-    two_workers_on_one_gpu,
-    run_without_memory,
-    run_of_dna,
-)
 
 
 def is_installed(name: str) -> bool:
@@ -299,8 +291,8 @@ def show_run(check: Check, what: str, figures: dict[str, Any]) -> None:
 
 
 def write_proteins(folder: Path, count: int) -> Path:
-    """Write random proteins of UniProt-like lengths."""
-    return write_fasta(folder / "p.fasta", [tokens - 2 for tokens in gpu_models.uniprot_tokens(count)], AMINO_ACIDS)
+    """Write random proteins as long as real ones."""
+    return write_fasta(folder / "p.fasta", [tokens - 2 for tokens in gpu_models.protein_tokens(count)], AMINO_ACIDS)
 
 
 def write_fasta(path: Path, lengths: list[int], letters: np.ndarray) -> Path:
@@ -318,21 +310,10 @@ def write_esm2(folder: Path, architecture: Architecture, device: torch.device) -
 
     from virnucpro.models.encoders.esm2_checkpoint import ARCHITECTURE_KEY  # noqa: PLC0415
 
-    width, half = architecture.hidden_dim, architecture.head_dim // 2
-    of_layer = {f"self_attn.{name}_proj": (width, width) for name in ("q", "k", "v", "out")}
-    of_layer |= {"fc1": (4 * width, width), "fc2": (width, 4 * width)}
-    of_layer |= {"self_attn_layer_norm": (width,), "final_layer_norm": (width,)}
-    modules = {f"layers.{n}.{name}": shape for n in range(architecture.num_layers) for name, shape in of_layer.items()}
-    shapes = {"embed_tokens.weight": (architecture.vocabulary, width)}
-    for name, shape in {**modules, "emb_layer_norm_after": (width,)}.items():
-        shapes |= {f"{name}.weight": shape, f"{name}.bias": shape[:1]}
-    generator = torch.Generator(device).manual_seed(gpu_models.SEED)
-    tensors = {
-        name: gpu_models.draw(name, shape, architecture.num_layers, generator, device).half().cpu()
-        for name, shape in shapes.items()
-    }
-    frequencies = 10000.0 ** -(torch.arange(half, dtype=torch.float32) / half)
-    tensors |= {f"layers.{n}.self_attn.rot_emb.inv_freq": frequencies.clone() for n in range(architecture.num_layers)}
+    drawn = gpu_models.fair_esm_tensors(architecture, device, torch.float16)
+    tensors = {name: x.cpu() for name, x in drawn.items()}
+    for number in range(architecture.num_layers):
+        tensors[f"layers.{number}.self_attn.rot_emb.inv_freq"] = gpu_models.rotary_frequencies(architecture)
     save_file(tensors, folder / "esm2_random.safetensors", {ARCHITECTURE_KEY: architecture.to_json()})
     return folder / "esm2_random.safetensors"
 
@@ -342,10 +323,9 @@ def write_dnabert(folder: Path, *, is_tiny: bool) -> Path:
     from safetensors.torch import save_file  # noqa: PLC0415
 
     from virnucpro.models.dnabert_s import PackedMosaicBert  # noqa: PLC0415
-    from virnucpro.models.encoders.dnabert_checkpoint import CONFIG_KEY, MosaicBertConfig  # noqa: PLC0415
+    from virnucpro.models.encoders.dnabert_checkpoint import CONFIG_KEY  # noqa: PLC0415
 
-    tiny = {"hidden_size": 64, "num_hidden_layers": 2, "num_attention_heads": 4, "intermediate_size": 128}
-    config = MosaicBertConfig(**tiny) if is_tiny else MosaicBertConfig()
+    config = gpu_models.mosaic_bert_config(is_tiny=is_tiny)
     with torch.device("meta"):
         model = PackedMosaicBert(config)
     gpu_models.randomise(model, config.num_hidden_layers, torch.device("cpu"), torch.float32)

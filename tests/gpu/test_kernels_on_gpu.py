@@ -13,7 +13,7 @@ import pytest
 import torch
 
 from benchmarks import gpu_models
-from benchmarks.gpu_check import step_errors
+from benchmarks.gpu_steps import step_errors
 from tests.unit.test_attention import plain_attention
 from virnucpro.models.attention import choose_attention
 from virnucpro.models.encoders.attention_kernels import flash_attention, padded_attention, varlen_attention

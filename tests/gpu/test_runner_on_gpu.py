@@ -10,7 +10,7 @@ import pytest
 import torch
 
 from benchmarks import gpu_models
-from benchmarks.gpu_check import copies_and_kernels
+from tests.traces import copies_and_kernels, share_overlapped
 from virnucpro.pipeline.async_inference import AsyncInferenceRunner
 
 SHAPE = gpu_models.ESM2["8M"]
@@ -22,7 +22,7 @@ def rows_of(results):
 
 @pytest.fixture(scope="module")
 def batches():
-    return list(gpu_models.blocks_of(gpu_models.uniprot_tokens(400), token_budget=8192))
+    return list(gpu_models.blocks_of(gpu_models.protein_tokens(400), token_budget=8192))
 
 
 @pytest.fixture(scope="module")
@@ -77,7 +77,7 @@ def test_copies_go_on_while_the_gpu_computes(cuda, batches, tmp_path):
     for way in ("HtoD", "DtoH"):
         copies, kernels = copies_and_kernels(events, way)
         assert len(copies) >= len(batches)
-        assert gpu_models.share_overlapped(copies, kernels) > 0
+        assert share_overlapped(copies, kernels) > 0
 
 
 def test_a_number_that_is_not_finite_names_its_sequence(cuda, batches):

@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import shutil
 import statistics
+import subprocess
+import threading
 import time
 
 import numpy as np
@@ -10,13 +13,7 @@ import pytest
 import torch
 
 from benchmarks import gpu_models
-from benchmarks.gpu_check import (
-    cannot_compare_utilisation,
-    out_of_order,
-    overlapping,
-    sampled_utilisation,
-    spans_by_lane,
-)
+from tests.traces import out_of_order, overlapping, spans_by_lane
 from virnucpro import spans
 from virnucpro.pipeline.async_inference import AsyncInferenceRunner
 from virnucpro.pipeline.hardware.device_clock import DeviceClock
@@ -32,7 +29,7 @@ def folder(tmp_path):
 
 def test_a_batch_is_copied_in_then_computed_then_copied_out(cuda, folder):
     model = gpu_models.random_esm2(gpu_models.ESM2["8M"], cuda, torch.bfloat16)
-    batches = list(gpu_models.blocks_of(gpu_models.uniprot_tokens(400), token_budget=8192))
+    batches = list(gpu_models.blocks_of(gpu_models.protein_tokens(400), token_budget=8192))
     (path,) = folder.iterdir()
     before = len(path.read_text().splitlines())
     began_ns = time.monotonic_ns()
@@ -51,7 +48,7 @@ def test_a_batch_is_copied_in_then_computed_then_copied_out(cuda, folder):
 
 def test_without_recording_the_runner_has_no_clock_and_its_rows_are_the_same(cuda, folder):
     model = gpu_models.random_esm2(gpu_models.ESM2["8M"], cuda, torch.bfloat16)
-    batches = list(gpu_models.blocks_of(gpu_models.uniprot_tokens(100), token_budget=8192))
+    batches = list(gpu_models.blocks_of(gpu_models.protein_tokens(100), token_budget=8192))
     recorded = [result.embeddings.tobytes() for result in AsyncInferenceRunner(model, cuda).run(batches)]
     spans.disable()
     runner = AsyncInferenceRunner(model, cuda)
@@ -78,10 +75,45 @@ def test_the_clock_of_the_device_agrees_with_the_hosts_while_the_device_is_busy(
     assert end_ns - begin_ns > 0.8 * (after_ns - before_ns)
 
 
+def sampled_utilisation(device: torch.device, *, seconds: float) -> tuple[list[float], list[float]]:
+    """Compute and rest by turns; return the utilisation, 0 to 1, by ``GpuMonitor`` and by nvidia-smi, in samples."""
+    from virnucpro.telemetry.metrics.gpu_monitor import GpuMonitor
+
+    uuid = f"GPU-{str(torch.cuda.get_device_properties(device).uuid).removeprefix('GPU-')}"
+    question = ["nvidia-smi", f"--id={uuid}", "--query-gpu=utilization.gpu", "--format=csv,noheader,nounits"]
+    monitor = GpuMonitor([("cuda:0", uuid)])
+    model = gpu_models.random_esm2(gpu_models.ESM2["8M"], device, torch.bfloat16)
+    (batch,) = gpu_models.blocks_of(gpu_models.chunk_tokens(90), token_budget=1 << 14)
+    runner = AsyncInferenceRunner(model, device)
+    ended = threading.Event()
+
+    def work() -> None:
+        while not ended.is_set():
+            rests = int(time.monotonic() / (seconds / 6)) % 3 == 2  # a third of the time
+            ended.wait(0.05) if rests else list(runner.run([batch] * 20))
+
+    ours, theirs = [], []
+    worker = threading.Thread(target=work)
+    worker.start()
+    try:
+        end_s = time.monotonic() + seconds
+        while time.monotonic() < end_s:
+            ours += [sample.utilization for sample in monitor.sample() if sample.utilization is not None]
+            told = subprocess.run(question, capture_output=True, text=True, timeout=30, check=True)
+            theirs.append(float(told.stdout) / 100)
+            time.sleep(0.5)
+    finally:
+        ended.set()
+        worker.join()
+        monitor.close()
+    return ours, theirs
+
+
 def test_the_monitor_says_of_utilisation_what_nvidia_smi_says(cuda):
-    if why_not := cannot_compare_utilisation():
-        pytest.skip(why_not)
-    ours, theirs = sampled_utilisation(cuda, seconds=12.0)  # a minute of it: benchmarks/gpu_check.py
+    pytest.importorskip("pynvml")
+    if not shutil.which("nvidia-smi"):
+        pytest.skip("there is no nvidia-smi")
+    ours, theirs = sampled_utilisation(cuda, seconds=12.0)
     assert min(len(ours), len(theirs)) >= 5
     assert max(ours) > 0.5
     assert statistics.mean(ours) == pytest.approx(statistics.mean(theirs), abs=0.10)

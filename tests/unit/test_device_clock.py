@@ -8,7 +8,7 @@ from types import SimpleNamespace
 import numpy as np
 import pytest
 
-from benchmarks.gpu_check import out_of_order, overlapping
+from tests.traces import out_of_order, overlapping
 from virnucpro import spans
 from virnucpro.pipeline.hardware.device_clock import DeviceMarks, _Tie
 

@@ -16,8 +16,6 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from safetensors import SafetensorError, safe_open
-
 from virnucpro import durable
 from virnucpro.allowed_roots import open_model
 from virnucpro.choices import (
@@ -264,6 +262,8 @@ def family_of(path: Path) -> ModelFamily:
     beside = path.parent / "config.json"
     metadata: dict[str, str] = {}
     if path.suffix == ".safetensors":
+        from safetensors import SafetensorError, safe_open  # noqa: PLC0415  models without a file (gpu_check) do without
+
         with suppress(SafetensorError, OSError), safe_open(path, framework="numpy") as file:
             metadata = file.metadata() or {}
     if "architecture" in metadata:

@@ -19,8 +19,6 @@ from dataclasses import asdict, dataclass, fields
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
-from safetensors import safe_open
-from tokenizers import Tokenizer
 
 from virnucpro.choices import DEFAULT_DNA_MODEL
 from virnucpro.errors import SequenceError, WeightsError
@@ -98,6 +96,8 @@ def open_dnabert_checkpoint(path: Path, *, vocabulary: int) -> tuple[MosaicBertC
 
 
 def _read_safetensors(path: Path) -> tuple[MosaicBertConfig, dict[str, torch.Tensor]]:
+    from safetensors import safe_open  # noqa: PLC0415  models without a file (gpu_check) do without
+
     with safe_open(path, framework="pt", device="cpu") as file:
         inside = (file.metadata() or {}).get(CONFIG_KEY)
         config = _config_beside(path) if inside is None else MosaicBertConfig.from_json(inside)
@@ -140,6 +140,8 @@ class DnaTokenizer:
     """Turns nucleotides into packed token ids; those below ``num_special`` are special tokens."""
 
     def __init__(self) -> None:
+        from tokenizers import Tokenizer  # noqa: PLC0415  models without a file (gpu_check) do without
+
         self._bpe = Tokenizer.from_file(str(BUNDLED_TOKENIZER))
         self._bpe.no_truncation()
         self._bpe.no_padding()

@@ -26,7 +26,6 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import torch
-from safetensors import SafetensorError, safe_open
 
 from virnucpro.errors import ResultError, SequenceError, WeightsError, is_of_memory
 from virnucpro.in_child import read_in_child
@@ -87,6 +86,8 @@ def open_checkpoint(path: Path, *, vocabulary: int) -> tuple[Architecture, dict[
 @contextmanager
 def reading_checkpoint(path: Path, kind: str) -> Iterator[None]:
     """Turn every error of a damaged or foreign file into a WeightsError: it cannot be read, or is not *kind*."""
+    from safetensors import SafetensorError  # noqa: PLC0415  models without a file (gpu_check) do without
+
     try:
         yield
     except WeightsError:
@@ -153,6 +154,8 @@ def _read_fair_esm(path: Path) -> tuple[Architecture, dict[str, torch.Tensor]]:
 
 
 def _read_safetensors(path: Path) -> tuple[Architecture, dict[str, torch.Tensor]]:
+    from safetensors import safe_open  # noqa: PLC0415  models without a file (gpu_check) do without
+
     with safe_open(path, framework="pt", device="cpu") as file:
         architecture = Architecture(**json.loads(file.metadata()[ARCHITECTURE_KEY]))
         return architecture, {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118  not a mapping
