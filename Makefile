@@ -10,9 +10,10 @@
 # make bench  the benchmarks, under 15 minutes; results, table and plot go to benchmarks/results/
 # make bench-large   those of larger models, of blocks, workers and threads, of 20 Mb of contigs, and of scale
 #     (docs/scale.md); over an hour
-# make gpu-check   the checks that need a GPU, under 10 minutes, with any Python that has torch 2.10 or later
-#                  SECTIONS="peak esm2_650m" runs these alone
-# make gpu-kit     build/gpu_kit: wheels of what a bare machine with CUDA lacks for gpu-check's whole runs; take it along
+# make gpu-check PART=a   the checks that need a GPU, parts a to e, each under 10 minutes, with any Python that has torch
+#                  2.10 or later; SECTIONS="rates esm2_650m" runs these alone
+# make gpu-kit     build/gpu_kit: wheels of what a bare machine with CUDA lacks for gpu-check; prints size and commands
+# make gpu-kit-check   gpu-check over tiny shapes in an environment like that machine's, with the kit; about four minutes
 # make gpu-check-file   the same as one file for a rented machine: build/gpu_check.pyz (docs/gpus.md)
 # make gpu-mutants   changes lines that only a GPU runs, one at a time, and shows that a test notices each; minutes
 # make venv   only set up .venv
@@ -28,7 +29,7 @@ export PYTHONNOUSERSITE := 1
 export PIP_DISABLE_PIP_VERSION_CHECK := 1
 export PIP_ROOT_USER_ACTION := ignore
 
-.PHONY: venv demo test e2e e2e-long clusters soak soak-calls lint docs picture format wheel-check bench bench-large gpu-check gpu-kit gpu-check-file gpu-mutants clean
+.PHONY: venv demo test e2e e2e-long clusters soak soak-calls lint docs picture format wheel-check bench bench-large gpu-check gpu-kit gpu-kit-check gpu-check-file gpu-mutants clean
 
 venv: $(READY)
 
@@ -135,20 +136,23 @@ bench-large: $(BENCH_READY)
 
 # Not $(READY): a machine with a GPU often has its own torch, and no registry to install from.
 gpu-check:
-	$(or $(wildcard $(PY)),$(PYTHON)) benchmarks/gpu_check.py $(if $(SECTIONS),--only $(SECTIONS))
+	$(or $(wildcard $(PY)),$(PYTHON)) benchmarks/gpu_check.py $(if $(PART),--part $(PART)) $(if $(SECTIONS),--only $(SECTIONS))
 
-# What a rented machine with CUDA's Python (3.12: torch, numpy, safetensors, tokenizers, h5py) lacks for whole runs.
-GPU_KIT := structlog pydantic pydantic-core annotated-types typing-inspection typing-extensions fair-esm orjson \
-	backports.zstd dnaio xopen isal zlib-ng coolname pydustmasker
-GPU_KIT_FOR := --python-version 3.12 --implementation cp $(foreach n,17 24 27 28,--platform manylinux_2_$(n)_x86_64) \
-	--platform manylinux2014_x86_64 --platform manylinux1_x86_64
-
+GPU_KIT_PYTHON ?= 3.12
 gpu-kit: $(PLAIN)
-	rm -rf build/gpu_kit
-	$(PY) -m pip download --quiet --no-deps --only-binary=:all: $(GPU_KIT_FOR) --constraint constraints.txt \
-		--dest build/gpu_kit $(GPU_KIT)
-	cp -R .venv/lib/python3.*/site-packages/virnucpro-*.dist-info build/gpu_kit
-	du -sh build/gpu_kit
+	$(PY) -m tools.gpu_kit build/gpu_kit --python $(GPU_KIT_PYTHON)
+
+# A machine with CUDA's Python has torch, numpy, safetensors and tokenizers, and nothing of ours.
+BARE := build/bare/bin/python
+gpu-kit-check: $(PLAIN)
+	rm -rf build/bare build/gpu_kit_here build/gpu_kit_check; $(PYTHON) -m venv build/bare
+	$(BARE) -m pip install --quiet --constraint constraints.txt torch numpy safetensors tokenizers
+	$(PY) -m tools.gpu_kit build/gpu_kit_here --python $$($(PYTHON) -c 'import sys; print("%d.%d" % sys.version_info[:2])')
+	for part in a b c d e; do $(BARE) benchmarks/gpu_check.py --device cpu --tiny --part $$part \
+		--kit build/gpu_kit_here --out build/gpu_kit_check || exit 1; done
+	$(BARE) -m pip uninstall --quiet --yes safetensors tokenizers
+	$(PY) -m tools.gpu_check_file build/gpu_kit_check/gpu_check.pyz
+	cd build/gpu_kit_check && ../../$(BARE) gpu_check.pyz --device cpu --tiny
 
 gpu-check-file:
 	$(or $(wildcard $(PY)),$(PYTHON)) -m tools.gpu_check_file

@@ -67,7 +67,7 @@ def dna_from_letters(check: Check) -> dict[str, Any]:
     def measured(way: str, work: Callable[[], Iterable[object]]) -> None:
         one_pass = lambda: timed(check, lambda: list(work()))  # noqa: E731
         one_pass()
-        figures[way] = median_and_ends([tokens / seconds for seconds in rounds(one_pass)])
+        figures[way] = median_and_ends([tokens / seconds for seconds in rounds(check, one_pass)])
         check.show(f"DNABERT-S, 500 nt, {way}", f"{figures[way][0]:,.0f} tokens/s, one thread")
 
     tokens = sum(batch.num_tokens for batch in batches())

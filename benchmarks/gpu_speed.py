@@ -16,15 +16,16 @@ from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any
 
 import torch
+from torch.profiler import ProfilerActivity, profile
 
 from benchmarks import gpu_models, gpu_roofline, gpu_transformers
-from benchmarks.gpu_measure import HALF, HALVES, free, rates_of, short, speed_row
-from virnucpro.pipeline.async_inference import AsyncInferenceRunner
+from benchmarks.gpu_measure import HALF, HALVES, free, rates_of, rows_of, short, speed_row
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
 
     from benchmarks.gpu_measure import Check
+    from virnucpro.pipeline.async_inference import PackedEncoder
 
 EQUAL_LENGTHS = (53, 168, 400, 1022)
 MIX = "lengths of real proteins"
@@ -127,45 +128,35 @@ def _baseline(check: Check, name: str, kind: str, tokens: Sequence[int], token_b
 
 
 def slowest_kernels(check: Check) -> dict[str, Any]:
-    """List the kernels that take most of the time of a block, and how many start in it."""
-    from torch.profiler import ProfilerActivity, profile  # noqa: PLC0415
-
-    shapes = {name: gpu_models.TINY if check.is_tiny else gpu_models.ESM2[name] for name in ("8M", "650M", "3B")}
+    """List the kernels that take most of the time of a block of each model, and how many start in it."""
     budget = 600 if check.is_tiny else 65536
     chunks, dna = gpu_models.chunk_tokens(budget // gpu_models.TOKENS_OF_A_CHUNK), gpu_models.dna_tokens(budget // 106)
-    models: dict[str, Any] = {
-        f"{name}, fp16, 168 tokens": (
-            lambda shape=shape: gpu_models.random_esm2(shape, check.device, torch.float16),
-            chunks,
-        )
-        for name, shape in shapes.items()
-    }
-    models["DNABERT-S, bf16, 500 nt"] = (
-        lambda: gpu_models.random_mosaic_bert(check.device, HALF, is_tiny=check.is_tiny),
-        dna,
-    )
-    activity = ProfilerActivity.CUDA if check.is_on_gpu else ProfilerActivity.CPU
     figures: dict[str, Any] = {}
-    for name, (make, tokens) in models.items():
-        runner = AsyncInferenceRunner(make(), check.device)
-        batches = list(gpu_models.blocks_of(tokens, token_budget=budget))[:1]
-        list(runner.run(batches))
+    for name, shape in gpu_models.ESM2.items():
+        model = gpu_models.random_esm2(gpu_models.TINY if check.is_tiny else shape, check.device, torch.float16)
+        figures[f"{name}, fp16, 168 tokens"] = _slowest(check, f"{name}, fp16, 168 tokens", model, chunks, budget)
+    model = gpu_models.random_mosaic_bert(check.device, HALF, is_tiny=check.is_tiny)
+    return figures | {"DNABERT-S, bf16": _slowest(check, "DNABERT-S, bf16, 500 nt", model, dna, budget)}
+
+
+def _slowest(check: Check, what: str, model: PackedEncoder, tokens: Sequence[int], token_budget: int) -> dict[str, Any]:
+    batches = list(gpu_models.blocks_of(tokens, token_budget=token_budget))[:1]
+    rows_of(check, model, batches)
+    check.synchronize()
+    with profile(activities=[ProfilerActivity.CUDA if check.is_on_gpu else ProfilerActivity.CPU]) as trace:
+        rows_of(check, model, batches)
         check.synchronize()
-        with profile(activities=[activity]) as trace:
-            list(runner.run(batches))
-            check.synchronize()
-        rows = [
-            (row.key, row.count, row.self_device_time_total if check.is_on_gpu else row.self_cpu_time_total)
-            for row in trace.key_averages()
-        ]
-        rows.sort(key=lambda row: -row[2])
-        total_us, started = sum(row[2] for row in rows), sum(row[1] for row in rows)
-        check.show(f"{name}: kernels of a block", f"{started} in {total_us / 1e3:.1f} ms")
-        for key, count, micros in rows[:SLOWEST]:
-            check.show(f"  {count} x {key[:60]}", f"{micros / 1e3:.2f} ms, {micros / max(total_us, 1e-9):.1%}")
-        figures[name] = {"kernels": started, "ms": total_us / 1e3, "slowest": rows[:SLOWEST]}
-        free(check)
-    return figures
+    rows = [
+        (row.key, row.count, row.self_device_time_total if check.is_on_gpu else row.self_cpu_time_total)
+        for row in trace.key_averages()
+    ]
+    rows.sort(key=lambda row: -row[2])
+    total_us, started = sum(row[2] for row in rows), sum(row[1] for row in rows)
+    check.show(f"{what}: kernels of a block", f"{started} in {total_us / 1e3:.1f} ms")
+    for key, count, micros in rows[:SLOWEST]:
+        check.show(f"  {count} x {key[:60]}", f"{micros / 1e3:.2f} ms, {micros / max(total_us, 1e-9):.1%}")
+    free(check)
+    return {"kernels": started, "ms": total_us / 1e3, "slowest": rows[:SLOWEST]}
 
 
 @contextmanager

@@ -2,16 +2,15 @@
 
 from __future__ import annotations
 
-import time
+from functools import partial
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import torch
 
 from benchmarks import gpu_models, gpu_roofline
-from benchmarks.gpu_measure import HALVES, free, median_and_ends, rates_of, short
+from benchmarks.gpu_measure import HALVES, free, median_and_ends, rates_of, rows_of, short, timed
 from virnucpro.models import esm2_flash
-from virnucpro.pipeline.async_inference import AsyncInferenceRunner
 
 if TYPE_CHECKING:
     from benchmarks.gpu_measure import Check
@@ -74,17 +73,14 @@ def _compare(check: Check, name: str, dtype: torch.dtype) -> dict[str, Any]:
     tokens = gpu_models.chunk_tokens(12 if check.is_tiny else 390)
     batches = list(gpu_models.blocks_of(tokens, token_budget=65536))
     ways = {"operators": esm2_flash.StepKernels(None, "for comparison"), "Triton kernels": model.steps}
-    runner = AsyncInferenceRunner(model, check.device)
 
-    def timed(way: str) -> tuple[float, np.ndarray]:
+    def rows(way: str) -> np.ndarray:
         model.steps = ways[way]
-        check.synchronize()
-        started_s = time.perf_counter()
-        rows = np.concatenate([result.embeddings for result in runner.run(batches)])
-        return time.perf_counter() - started_s, rows
+        return rows_of(check, model, batches)
 
-    first = {way: timed(way)[1] for way in ways}
-    taken = [{way: timed(way)[0] for way in ways} for _ in range(1 if check.is_tiny else 7)]
+    first = {way: rows(way) for way in ways}
+    repeats = 1 if check.is_tiny else 7
+    taken = [{way: timed(check, partial(rows, way)) for way in ways} for _ in range(repeats)]
     figures: dict[str, Any] = {way: median_and_ends([sum(tokens) / seconds[way] for seconds in taken]) for way in ways}
     gain = median_and_ends([seconds["operators"] / seconds["Triton kernels"] for seconds in taken])
     difference = float(np.abs(first["Triton kernels"] - first["operators"]).max())

@@ -1,13 +1,16 @@
 """
-The table of ``docs/gpus.md``: a row for each card that ``gpu_check`` ran on, by its newest result.
+The table of ``docs/gpus.md``: a row for each card that ``gpu_check`` ran on, by its newest results.
 
-Run it as ``python benchmarks/gpu_table.py``. It measures nothing; without a result the table has no row.
+The parts of a check are files of their own: those of a card that are at most ``LEASE`` older than its newest count
+together, of each part the newest. Run it as ``python benchmarks/gpu_table.py``. It measures nothing; without a result
+the table has no row.
 """
 
 from __future__ import annotations
 
 import json
 import sys
+from datetime import datetime, timedelta
 from pathlib import Path
 from typing import Any
 
@@ -15,27 +18,45 @@ sys.path.insert(0, str(Path(__file__).parent))
 
 from bench_common import RESULTS
 
+LEASE = timedelta(hours=12)
 PAGE = Path(__file__).parent.parent / "docs" / "gpus.md"
 BEGIN, END = "<!-- gpu checks: written by benchmarks/gpu_table.py -->", "<!-- end of gpu checks -->"
 COLUMNS = [
-    *("card", "date", "torch", "ESM-2 8M in tokens/s", "ESM-2 650M (share of the matrix rate)", "ESM-2 3B"),
+    *(
+        "card",
+        "date",
+        "torch",
+        "ESM-2 8M in tokens/s",
+        "ESM-2 650M (share of the matrix rate, of the roofline)",
+        "ESM-2 3B",
+    ),
     *("DNABERT-S", "650M over transformers", "checks passed"),
 ]
 
 
 def table(results: Path) -> str:
     """Return the table of the results in a folder, in Markdown."""
-    newest: dict[str, dict[str, Any]] = {}
-    for path in sorted(results.glob("gpu_check_*.json")):
-        report = json.loads(path.read_text())
+    by_card: dict[str, list[dict[str, Any]]] = {}
+    reports = [json.loads(path.read_text()) for path in results.glob("gpu_check_*.json")]
+    for report in sorted(reports, key=_date):
         if not report["tiny"]:
-            newest[report["machine"]["device"]] = report
-    lines = [COLUMNS, ["---"] * len(COLUMNS), *(_row(report) for _, report in sorted(newest.items()))]
+            by_card.setdefault(report["machine"]["device"], []).append(report)
+    lines = [COLUMNS, ["---"] * len(COLUMNS), *(_row(by_card[card]) for card in sorted(by_card))]
     return "\n".join(f"| {' | '.join(cells)} |" for cells in lines)
 
 
-def _row(report: dict[str, Any]) -> list[str]:
-    sections, about, checks = report["sections"], report["machine"], report["checks"]
+def _date(report: dict[str, Any]) -> datetime:
+    return datetime.fromisoformat(report["machine"]["date"])
+
+
+def _row(reports: list[dict[str, Any]]) -> list[str]:
+    """Write the row of a card; *reports* are from old to new."""
+    of_lease = {one.get("part"): one for one in reports if _date(reports[-1]) - _date(one) <= LEASE}
+    sections: dict[str, Any] = {}
+    for report in of_lease.values():
+        sections |= report["sections"]
+    checks = [check for report in of_lease.values() for check in report["checks"]]
+    about = reports[-1]["machine"]
     ratio = sections.get("esm2_650m", {}).get("times transformers, 168 tokens")
     return [
         *(about["device"], about["date"][:10], about["versions"]["torch"]),
@@ -47,11 +68,11 @@ def _row(report: dict[str, Any]) -> list[str]:
 
 
 def _speed(figures: dict[str, Any]) -> str:
-    """Write tokens per second and the share of the matrix rate; nothing for what was not measured."""
+    """Write tokens per second and what shares are known; nothing for what was not measured."""
     if "tokens_per_second" not in figures:
         return ""
-    share = f" ({figures['share_of_peak']:.0%})" if "share_of_peak" in figures else ""
-    return f"{figures['tokens_per_second']:,.0f}{share}"
+    shares = ", ".join(f"{figures[name]:.0%}" for name in ("share_of_peak", "share_of_roofline") if name in figures)
+    return f"{figures['tokens_per_second']:,.0f}{f' ({shares})' if shares else ''}"
 
 
 def page(text: str, results: Path) -> str:

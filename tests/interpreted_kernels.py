@@ -19,6 +19,7 @@ from torch.utils._pytree import tree_leaves
 from triton.runtime import interpreter
 
 import virnucpro
+from benchmarks.gpu_roofline import esm2_kernels
 from virnucpro.models import esm2_flash
 from virnucpro.models.encoders import triton_kernels
 from virnucpro.models.encoders.esm2_checkpoint import Architecture
@@ -169,5 +170,11 @@ def test_rotary_sums_and_norms_move_at_most_25_bytes_a_channel_of_a_token_and_la
     before, after = (
         (x.bytes["rotary"] + x.bytes["sums and norms"]) / (num_tokens * width) - 2 * 2 for x in (plain, fused)
     )
+    # the targets of benchmarks/gpu_check.py count the same
+    counted = (
+        2 * sum(units for flops, units in esm2_kernels(width, num_tokens, is_fused=is_fused) if not flops) - 2 * 8
+        for is_fused in (False, True)
+    )
+    assert (before, after) == pytest.approx(tuple(counted), abs=0.5)
     assert before == pytest.approx(60, abs=0.5)
     assert after <= 25

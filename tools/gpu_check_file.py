@@ -1,8 +1,8 @@
 """
 One file that checks an NVIDIA GPU anywhere, ``build/gpu_check.pyz``: ``benchmarks/gpu_check.py`` and what that needs.
 
-``python gpu_check.pyz`` needs torch 2.10 or later and numpy, and leaves its result in the working folder.
-Run it as ``python -m tools.gpu_check_file [PATH]``.
+``python gpu_check.pyz`` needs torch 2.10 or later and numpy, says so where they are missing, and leaves its result in
+the working folder; ``--help`` lists what more lets it do more. Run it as ``python -m tools.gpu_check_file [PATH]``.
 """
 
 from __future__ import annotations
@@ -12,18 +12,24 @@ import zipfile
 from pathlib import Path
 
 REPOSITORY = Path(__file__).resolve().parents[1]
-SCRIPTS = ("gpu_check", "gpu_models", "gpu_runs")
 WEIGHTS = "virnucpro/models/weights"
 FILES = (
-    *(f"benchmarks/{name}.py" for name in SCRIPTS),
+    "benchmarks/gpu_*.py",
+    "examples/proteins.fasta",
     f"{WEIGHTS}/virnucpro-tiny-protein/*",
     f"{WEIGHTS}/virnucpro-tiny-dna/tokenizer.json",
 )
 MODULES = "virnucpro/**/*.py"
 MAIN = """\
 import os, runpy, sys, tempfile, zipfile
+from importlib.util import find_spec
 from pathlib import Path
 
+if missing := [name for name in ("torch", "numpy") if find_spec(name) is None]:
+    sys.exit(
+        f"gpu_check.pyz needs torch 2.10 or later (its CUDA build) and numpy; not installed: {', '.join(missing)}. "
+        "Sections that need more packages are left out by name where these are missing."
+    )
 with tempfile.TemporaryDirectory() as folder:
     zipfile.ZipFile(sys.argv[0]).extractall(folder)
     os.environ.setdefault("OUT", os.getcwd())

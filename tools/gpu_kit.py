@@ -38,7 +38,18 @@ def fetch(folder: Path, python: str) -> None:
     platforms = [f"--platform={name}_x86_64" for name in PLATFORMS]
     which = [f"--python-version={python}", "--implementation=cp", "--only-binary=:all:", *platforms]
     constraints = ["--constraint", str(REPOSITORY / "constraints.txt")]
-    command = [sys.executable, "-m", "pip", "download", "--quiet", "--no-deps", *which, *constraints, "--dest", str(folder)]
+    command = [
+        sys.executable,
+        "-m",
+        "pip",
+        "download",
+        "--quiet",
+        "--no-deps",
+        *which,
+        *constraints,
+        "--dest",
+        str(folder),
+    ]
     subprocess.run([*command, *OF_A_RUN, *OF_TESTS, *OF_TRANSFORMERS], check=True)
     (wheel,) = folder.glob("transformers-*.whl")
     shrink(wheel)
@@ -82,7 +93,7 @@ def main() -> None:
         lines.append(f"python3 benchmarks/gpu_check.py --part {part}    # about {planned_seconds(part)} s: {what}")
     total = sum(planned_seconds(part) for part in PARTS)
     lines.append(f"Together about {total / 60:.0f} minutes. Results go to $OUT, or with --out FOLDER to that folder.")
-    print("\n".join(lines))
+    sys.stdout.write("\n".join([*lines, ""]))
     sys.exit(f"more than {mib[3]} MiB" if both > MOST_BYTES else 0)
 
 

@@ -3,50 +3,57 @@
 from __future__ import annotations
 
 import json
+import os
 import subprocess
 import sys
+import zipfile
 from pathlib import Path
 
 import pytest
 import torch
 
-from benchmarks import gpu_models, gpu_runs, gpu_table
-from benchmarks.gpu_check import Check, copies_and_kernels
+from benchmarks import gpu_check, gpu_models, gpu_parity, gpu_runs, gpu_speed, gpu_table
+from benchmarks.gpu_measure import Check
+from tests.bare_machine import bare_environment
+from tests.traces import copies_and_kernels, share_overlapped
+from tools import gpu_kit
 from tools.gpu_check_file import write_gpu_check
-from virnucpro.models.encoders.esm2_checkpoint import Architecture
 
 REPOSITORY = Path(__file__).parents[2]
-WITHOUT = """
-import runpy, sys
-for name in ("esm", "structlog", "h5py", "prefect", "typer", "rich", "hypothesis", "pydantic"):
-    sys.modules[name] = None
-sys.argv = sys.argv[1:]
-runpy.run_path(sys.argv[0], run_name="__main__")
-"""
+TINY = ("--device", "cpu", "--tiny")
 
 
-def gpu_check(script, *arguments, **settings):
-    command = [sys.executable, "-c", WITHOUT, script, *arguments]
-    return subprocess.run(list(map(str, command)), capture_output=True, text=True, timeout=200, check=False, **settings)
+def run(script, *arguments, **settings):
+    command = [sys.executable, script, *arguments]
+    return subprocess.run(list(map(str, command)), capture_output=True, text=True, timeout=280, check=False, **settings)
+
+
+@pytest.fixture
+def check():
+    return Check(torch.device("cpu"), is_tiny=True, seconds=600.0)
 
 
 @pytest.mark.slow
-def test_every_section_runs_over_tiny_shapes_from_one_file_without_the_products_other_packages(tmp_path, monkeypatch):
+def test_one_file_runs_every_section_or_says_why_not_where_only_torch_and_numpy_are(tmp_path):
     write_gpu_check(tmp_path / "one" / "gpu_check.pyz")
-    monkeypatch.delenv("PYTHONPATH", raising=False)
-    monkeypatch.delenv("OUT", raising=False)
-    done = gpu_check(Path("one", "gpu_check.pyz"), "--device", "cpu", "--tiny", cwd=tmp_path)
+    done = run(Path("one", "gpu_check.pyz"), *TINY, cwd=tmp_path, env=bare_environment(tmp_path / "bare"))
     assert done.returncode == 0, done.stdout + done.stderr
     (path,) = tmp_path.glob("gpu_check_*.json")
     report = json.loads(path.read_text())
-    assert not [name for name, section in report["sections"].items() if "error" in section]
-    named = {"peak", "kernels", "esm2_8m", "esm2_650m", "esm2_3b", "dnabert_s", "precision", "overlap", "timeline"}
-    assert named <= set(report["sections"])
+    sections = report["sections"]
+    assert set(sections) == {section.name for section in gpu_check.SECTIONS}
+    assert not [name for name, section in sections.items() if "error" in section]
+    needs_a_package = {section.name for section in gpu_check.SECTIONS if section.needs}
+    assert {name for name, one in sections.items() if "not installed" in one.get("left_out", "")} == needs_a_package
+    needs_a_gpu = {"waits", "sanitizer", "step_parity"}
+    assert {name for name, one in sections.items() if "left_out" in one} == needs_a_package | needs_a_gpu
+    assert "safetensors is not installed: left out are run_of_dna" in done.stdout
+    assert sections["precision"]["bundled encoder"] == {"left_out": "safetensors is not installed"}
+    assert sections["esm2_650m"]["float16, 168 tokens"]["tokens_per_second"] > 0
+    assert sections["esm2_650m"]["transformers, 168 tokens"] == {"left_out": "transformers is not installed"}
     assert report["checks"]
-    assert all(check["passed"] for check in report["checks"])
-    assert report["sections"]["esm2_650m"]["float16, 168 tokens"]["tokens_per_second"] > 0
+    assert all(item["passed"] for item in report["checks"])
     assert report["machine"]["versions"]["torch"] == torch.__version__
-    assert "checks passed" in done.stdout
     assert gpu_table.table(tmp_path).count("\n") == 1, "tiny shapes are no result"
     path.write_text(json.dumps({**report, "tiny": False}))
     header, _, row = gpu_table.table(tmp_path).splitlines()
@@ -58,18 +65,62 @@ def test_every_section_runs_over_tiny_shapes_from_one_file_without_the_products_
 @pytest.mark.slow
 def test_whole_runs_start_from_the_one_file_where_their_packages_are(tmp_path):
     write_gpu_check(tmp_path / "gpu_check.pyz")
-    options = ("--device", "cpu", "--tiny", "--only", "run_of_proteins", "run_of_dna")
-    command = [sys.executable, "-P", "gpu_check.pyz", *options]
-    done = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True, timeout=200, check=False)
+    options = ("--out", tmp_path, "--only", "run_of_proteins", "run_that_is_killed", "run_of_dna")
+    environment = {name: value for name, value in os.environ.items() if name != "PYTHONPATH"}
+    done = run("-P", "gpu_check.pyz", *TINY, *options, cwd=tmp_path, env=environment)
     assert done.returncode == 0, done.stdout + done.stderr
     assert "DNA, 2 loaders: rows missing" in done.stdout
     assert "left out" not in done.stdout
+    (path,) = tmp_path.glob("gpu_check_*.json")
+    killed = json.loads(path.read_text())["sections"]["run_that_is_killed"]
+    assert killed["run_killed"]
+    assert killed["rank"]["sequences_resumed"] >= 4096
 
 
-def test_whole_runs_are_left_out_where_the_product_does_not_tell_its_version(monkeypatch):
+def test_the_one_file_says_what_it_needs_where_torch_is_missing(tmp_path):
+    write_gpu_check(tmp_path / "gpu_check.pyz")
+    done = run("-S", tmp_path / "gpu_check.pyz", cwd=tmp_path, env={})
+    assert done.returncode == 1
+    assert "needs torch 2.10 or later (its CUDA build) and numpy; not installed: torch, numpy" in done.stderr
+
+
+def test_every_part_is_planned_for_one_call_and_all_for_half_an_hour():
+    planned = {part: gpu_check.planned_seconds(part) for part in gpu_check.PARTS}
+    assert {section.part for section in gpu_check.SECTIONS} == set(planned)
+    assert max(planned.values()) <= gpu_check.PART_SECONDS <= 600 - 30, "a call takes time to start, too"
+    assert sum(planned.values()) < 1800
+    listed = [line.split(" | ") for line in gpu_table.PAGE.read_text().splitlines()]
+    assert {row[0]: row[-1] for row in listed if row[0].removeprefix("| ") in planned} == {
+        f"| {part}": f"{seconds} |" for part, seconds in planned.items()
+    }
+
+
+def test_sections_are_left_out_for_missing_packages_and_for_time(check, monkeypatch):
+    monkeypatch.setattr(gpu_runs, "is_installed", lambda name: name != "h5py")
+    sections = [
+        gpu_check.Section("d", gpu_runs.run_of_proteins, 60, gpu_runs.NEEDED),
+        gpu_check.Section("b", gpu_speed.rates, 601),
+    ]
+    found = gpu_check.run_sections(check, sections)
+    assert found["run_of_proteins"]["left_out"] == "h5py not installed"
+    assert "601 planned" in found["rates"]["left_out"]
+
+
+def test_a_section_that_fails_is_a_failed_check_and_the_next_one_runs(check):
+    def broken(_check):
+        raise ValueError("broken on purpose")
+
+    found = gpu_check.run_sections(
+        check, [gpu_check.Section("b", broken, 1), gpu_check.Section("b", gpu_speed.rates, 1)]
+    )
+    assert found["broken"]["error"] == "ValueError: broken on purpose"
+    assert [(item["check"], item["passed"]) for item in check.verdicts] == [("broken", False)]
+    assert found["rates"]["tflops"]["float16"] > 0
+
+
+def test_a_package_of_ours_without_its_version_is_not_installed(monkeypatch):
     monkeypatch.setattr(gpu_runs.importlib.metadata, "distributions", lambda **_: [])
-    state = Check(torch.device("cpu"), is_tiny=True, seconds=60.0)
-    assert gpu_runs.run_of_dna(state) == {"left_out": "['virnucpro'] not installed"}
+    assert not gpu_runs.is_installed("virnucpro")
 
 
 def test_the_page_about_gpus_has_the_table_of_the_results():
@@ -77,13 +128,102 @@ def test_the_page_about_gpus_has_the_table_of_the_results():
     assert gpu_table.page(text, gpu_table.RESULTS) == text
 
 
+def test_the_newest_parts_of_one_lease_are_one_row_and_older_ones_are_not_counted(tmp_path):
+    def result(name, date, part, passed, sections, *, device="H100"):
+        machine = {"device": device, "date": date, "versions": {"torch": "2.11.0"}}
+        checks = [{"check": name, "passed": passed}]
+        report = {"machine": machine, "part": part, "tiny": False, "checks": checks, "sections": sections}
+        (tmp_path / f"gpu_check_{name}.json").write_text(json.dumps(report))
+
+    fast, slow = ({"tokens_per_second": rate, "share_of_peak": 0.5} for rate in (2000.0, 1000.0))
+    result("old", "2026-11-26T10:00:00+00:00", None, False, {"esm2_3b": {"float16, 168 tokens": fast}})
+    result("b_first", "2026-11-28T10:00:00+00:00", "b", False, {"esm2_650m": {"float16, 168 tokens": slow}})
+    result("b_again", "2026-11-28T10:20:00+00:00", "b", True, {"esm2_650m": {"float16, 168 tokens": fast}})
+    result("c", "2026-11-28T10:10:00+00:00", "c", True, {"dnabert_s": {**slow, "share_of_roofline": 0.75}})
+    result("other", "2026-11-28T10:15:00+00:00", "c", True, {"dnabert_s": fast}, device="H200")
+    rows = gpu_table.table(tmp_path).splitlines()[2:]
+    assert rows == [
+        "| H100 | 2026-11-28 | 2.11.0 |  | 2,000 (50%) |  | 1,000 (50%, 75%) |  | 2 of 2 |",
+        "| H200 | 2026-11-28 | 2.11.0 |  |  |  | 2,000 (50%) |  | 1 of 1 |",
+    ]
+
+
 @pytest.mark.skipif(torch.cuda.is_available(), reason="this machine has a GPU")
 def test_without_a_gpu_it_says_so_in_a_sentence(tmp_path):
-    done = gpu_check(REPOSITORY / "benchmarks" / "gpu_check.py", "--out", tmp_path)
+    environment = bare_environment(tmp_path / "bare")
+    done = run(REPOSITORY / "benchmarks" / "gpu_check.py", "--out", tmp_path / "out", env=environment)
     assert done.returncode == 1
     assert "sees no CUDA device" in done.stderr
     assert "Traceback" not in done.stderr
-    assert not list(tmp_path.iterdir())
+    assert not (tmp_path / "out").exists()
+
+
+@pytest.mark.parametrize(
+    ("code", "passed"), [(0, True), (9, False), (3, None)], ids=["finds nothing", "finds a race", "does not run"]
+)
+def test_what_compute_sanitizer_finds_is_a_check(check, tmp_path, monkeypatch, code, passed):
+    tool = tmp_path / "compute-sanitizer"
+    tool.write_text(f'#!/bin/sh\necho "$@" >> {tmp_path}/calls\nexit {code}\n')
+    tool.chmod(0o755)
+    monkeypatch.setenv("PATH", str(tmp_path), prepend=os.pathsep)
+    check.device = torch.device("cuda:0")
+    if passed is None:
+        with pytest.raises(RuntimeError, match="memcheck ended with 3"):
+            gpu_parity.sanitizer(check)
+        return
+    gpu_parity.sanitizer(check)
+    assert [item["passed"] for item in check.verdicts] == [passed] * 2
+    calls = (tmp_path / "calls").read_text()
+    assert "--tool=memcheck --error-exitcode=9" in calls
+    assert "--tool=racecheck --error-exitcode=9" in calls
+
+
+SAMPLES = """\
+1980, 2619, 690.11, 61, 0x0000000000000004
+1725, 2619, 701.50, 62, 0x0000000000000004
+1980, 2619, [N/A], 60, 0x0000000000000000
+"""
+
+
+def test_clocks_power_and_throttling_are_those_that_nvidia_smi_tells(check, tmp_path, monkeypatch):
+    tool = tmp_path / "nvidia-smi"
+    tool.write_text(f"#!/bin/sh\ncat <<'EOF'\n{SAMPLES}EOF\nexec sleep 60\n")
+    tool.chmod(0o755)
+    monkeypatch.setenv("PATH", str(tmp_path), prepend=os.pathsep)
+    check.device = torch.device("cuda:0")
+    with gpu_speed.watched(check, "650M") as figures:
+        import time
+
+        time.sleep(0.5)
+    assert (figures["samples"], figures["clocks.sm"], figures["temperature.gpu"]) == (3, 1980, 61)
+    assert figures["power.draw"] == pytest.approx(695.805)
+    assert figures["throttled"] == {"power cap": pytest.approx(2 / 3)}
+    assert "power cap 67%" in check.rows[-1][1]
+
+
+def test_why_there_are_no_clocks_is_told(check):
+    assert "Field" in gpu_speed.summary("Field is not a valid field to query.")["left_out"]
+    with gpu_speed.watched(check, "650M") as figures:
+        pass
+    assert figures["left_out"] == "no GPU"
+
+
+def test_the_kit_has_of_transformers_what_esm2_needs(tmp_path):
+    wheel = tmp_path / "transformers-5.0-py3-none-any.whl"
+    kept = {"transformers/__init__.py", "transformers/models/__init__.py", "transformers/models/esm/modeling_esm.py"}
+    with zipfile.ZipFile(wheel, "w") as archive:
+        for name in {*kept, "transformers/models/bert/modeling_bert.py"}:
+            archive.writestr(name, "")
+    gpu_kit.shrink(wheel)
+    assert [path.name for path in tmp_path.iterdir()] == [wheel.name]
+    assert set(zipfile.ZipFile(wheel).namelist()) == kept
+
+
+def test_lengths_are_those_of_the_bundled_proteins():
+    tokens = gpu_models.protein_tokens(4000)
+    assert tokens == sorted(tokens, reverse=True)
+    assert (tokens[0], tokens[-1]) == (1024, 10)
+    assert 270 <= tokens[2000] <= 310
 
 
 @pytest.mark.parametrize(
@@ -98,7 +238,7 @@ def test_without_a_gpu_it_says_so_in_a_sentence(tmp_path):
     ],
 )
 def test_share_of_the_copies_time_in_which_something_is_computed(copies, computations, share):
-    assert gpu_models.share_overlapped(copies, computations) == pytest.approx(share)
+    assert share_overlapped(copies, computations) == pytest.approx(share)
 
 
 def test_copies_and_kernels_are_told_apart_in_a_trace():
@@ -115,8 +255,3 @@ def test_copies_and_kernels_are_told_apart_in_a_trace():
     ]
     assert copies_and_kernels(events, "HtoD") == ([(1.0, 3.0)], [(2.0, 4.0)])
     assert copies_and_kernels(events, "DtoH")[0] == [(5.0, 7.0)]
-
-
-def test_useful_operations_are_those_of_the_formula():
-    architecture = Architecture(num_layers=3, hidden_dim=8, attention_heads=2)
-    assert gpu_models.esm2_flops(architecture, [5, 2]) == 5 * 3 * (24 * 64 + 4 * 5 * 8) + 2 * 3 * (24 * 64 + 4 * 2 * 8)

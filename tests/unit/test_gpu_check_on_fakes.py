@@ -7,7 +7,7 @@ from types import SimpleNamespace
 import pytest
 import torch
 
-from benchmarks import gpu_check, gpu_models
+from benchmarks import gpu_check, gpu_dna, gpu_measure, gpu_models, gpu_parity, gpu_speed, gpu_steps
 from tests.fake_streams import DEVICE, fake_streams
 from virnucpro.models.esm2_flash import PackedESM2
 
@@ -45,26 +45,27 @@ def check(monkeypatch):
     )
     monkeypatch.setattr(PackedESM2, "forward", capped)
     monkeypatch.setattr(gpu_models, "ESM2", dict.fromkeys(gpu_models.ESM2, gpu_models.TINY))
-    monkeypatch.setattr(gpu_check, "ROUND_SECONDS", 0.1)
     with fake_streams(monkeypatch) as runtime:
-        yield gpu_check.Check(DEVICE, is_tiny=True, seconds=400.0), runtime
+        yield gpu_measure.Check(DEVICE, is_tiny=True, seconds=400.0), runtime
 
 
 SECTIONS = [
-    gpu_check.peak,
-    gpu_check.waits,
-    gpu_check.equal_batches,
-    gpu_check.out_of_memory,
-    gpu_check.esm2_8m,
-    gpu_check.dnabert_s,
+    gpu_speed.rates,
+    gpu_parity.waits,
+    gpu_parity.order_of_rows,
+    gpu_parity.equal_batches,
+    gpu_parity.precision,
+    gpu_speed.esm2_8m,
+    gpu_dna.dnabert_s,
+    gpu_dna.dna_from_letters,
+    gpu_steps.step_kernels,
 ]
 
 
 @pytest.mark.slow
 def test_sections_have_their_figures_and_verdicts_and_order_nothing_wrongly(check, monkeypatch):
     state, runtime = check
-    monkeypatch.setattr(gpu_check, "SECTIONS", SECTIONS)
-    found = gpu_check.run_sections(state)
+    found = gpu_check.run_sections(state, [gpu_check.Section("a", section, 1) for section in SECTIONS])
     assert {name: figures.get("error", figures.get("left_out")) for name, figures in found.items()} == dict.fromkeys(
         found
     )
