@@ -32,7 +32,7 @@ from virnucpro.models.encoders.esm2_checkpoint import open_checkpoint
 from virnucpro.pipeline.async_inference import AsyncInferenceRunner
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator, Sequence
+    from collections.abc import Callable, Sequence
 
     from benchmarks.gpu_measure import Check
     from virnucpro.data.collators import PackedBatch
@@ -175,7 +175,7 @@ def equal_batches(check: Check) -> dict[str, Any]:
     others = others or [one]
     repeats = 10 if check.is_tiny else 300
     batches = [batch for number in range(repeats) for batch in (one, others[number % len(others)])]
-    results = list(AsyncInferenceRunner(model, check.device).run(_while_others_compute(check, batches)))
+    results = list(AsyncInferenceRunner(model, check.device).run(batches, on_start=_work_of_others(check)))
     distinct = len({result.embeddings.tobytes() for result in results[::2]})
     check.expect(f"distinct results of {repeats} equal batches", value=distinct, least=1, most=1)
     norms = np.linalg.norm(results[0].embeddings, axis=1)
@@ -183,19 +183,18 @@ def equal_batches(check: Check) -> dict[str, Any]:
     return {"batches": repeats, "distinct": distinct}
 
 
-def _while_others_compute(check: Check, batches: Sequence[PackedBatch]) -> Iterator[PackedBatch]:
-    """Yield *batches*, before each of them work for two other streams, which takes and frees memory of its own."""
-    if not check.is_on_gpu:
-        yield from batches
-        return
-    streams = [torch.cuda.Stream(check.device) for _ in range(2)]
+def _work_of_others(check: Check) -> Callable[[PackedBatch], None]:
+    """Return what queues work on two other streams, which takes and frees memory of its own."""
+    streams = [torch.cuda.Stream(check.device) for _ in range(2)] if check.is_on_gpu else []
     size = 64 if check.is_tiny else 1024
-    for batch in batches:
+
+    def queue(_batch: PackedBatch) -> None:
         for stream in streams:
             with torch.cuda.stream(stream):
                 x = torch.full((size, size), 0.5, device=check.device)
                 x @ x
-        yield batch
+
+    return queue
 
 
 def waits(check: Check) -> dict[str, Any]:
@@ -255,9 +254,7 @@ for model in (
 
 
 def gpu_tests(check: Check) -> dict[str, Any]:
-    """Run ``tests/gpu``."""
-    if not check.is_on_gpu:
-        return check.left_out("tests/gpu", "no GPU")
+    """Run ``tests/gpu``, which skips what it cannot test without a GPU."""
     if not (REPOSITORY / "tests" / "gpu").exists():
         return check.left_out("tests/gpu", "this is not a checkout")
     command = [sys.executable, "-m", "pytest", "-q", "-p", "no:cacheprovider", "-m", "gpu", "tests/gpu"]

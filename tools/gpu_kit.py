@@ -9,6 +9,7 @@ files alone. Prints what is carried, kit and tree, and the commands to run there
 from __future__ import annotations
 
 import argparse
+import importlib
 import shutil
 import subprocess
 import sys
@@ -23,7 +24,9 @@ OF_A_RUN = (
     *("typer", "annotated-doc", "shellingham", "click", "rich", "pygments", "markdown-it-py", "mdurl"),
     *("dnaio", "xopen", "isal", "zlib-ng", "backports.zstd"),
 )
-OF_TESTS = ("pytest", "pytest-timeout", "pluggy", "iniconfig", "hypothesis", "sortedcontainers", "attrs")
+OF_TESTS = (
+    *("pytest", "pytest-timeout", "pluggy", "iniconfig", "hypothesis", "sortedcontainers", "attrs", "threadpoolctl"),
+)
 OF_TRANSFORMERS = ("transformers", "regex")
 KEPT_MODELS = ("__init__.py", "auto", "esm")
 """Of transformers' folder of models, which is 80 % of the wheel."""
@@ -81,18 +84,19 @@ def main() -> None:
     parser.add_argument("folder", type=Path)
     parser.add_argument("--python", default="3.12", help="of the machine, as 3.12")
     options = parser.parse_args()
-    from benchmarks.gpu_check import PARTS, planned_seconds  # noqa: PLC0415  it needs torch
-
+    gpu_check = importlib.import_module("benchmarks.gpu_check")  # not typed, and it needs torch
     fetch(options.folder, options.python)
     kit = sum(path.stat().st_size for path in options.folder.rglob("*") if path.is_file())
     both = kit + tree_bytes()
     mib = [f"{size / 2**20:.1f}" for size in (kit, both - kit, both, MOST_BYTES)]
     lines = [f"{options.folder}: {mib[0]} MiB, the tree {mib[1]} MiB, together {mib[2]} of at most {mib[3]} MiB", ""]
     lines.append(f"Carry {options.folder} with the tree. One call a part, each under ten minutes:")
-    for part, what in PARTS.items():
-        lines.append(f"python3 benchmarks/gpu_check.py --part {part}    # about {planned_seconds(part)} s: {what}")
-    total = sum(planned_seconds(part) for part in PARTS)
-    lines.append(f"Together about {total / 60:.0f} minutes. Results go to $OUT, or with --out FOLDER to that folder.")
+    planned = {part: gpu_check.planned_seconds(part) for part in gpu_check.PARTS}
+    for part, what in gpu_check.PARTS.items():
+        lines.append(f"python3 benchmarks/gpu_check.py --part {part}    # about {planned[part]} s: {what}")
+    lines.append(
+        f"Together about {sum(planned.values()) / 60:.0f} minutes. Results go to $OUT, or to the folder of --out."
+    )
     sys.stdout.write("\n".join([*lines, ""]))
     sys.exit(f"more than {mib[3]} MiB" if both > MOST_BYTES else 0)
 

@@ -79,3 +79,18 @@ def test_sections_have_their_figures_and_verdicts_and_order_nothing_wrongly(chec
 def test_the_machine_is_described(check):
     described = gpu_check.machine(check[0])
     assert (described["device"], described["memory_gib"], described["capability"]) == ("fake", 8.0, "9.0")
+
+
+def test_rows_in_another_order_are_a_failed_check(check, monkeypatch):
+    state, _ = check
+    rows_of = gpu_parity.rows_of
+
+    def swapped(of_check, model, batches):
+        rows = rows_of(of_check, model, batches)
+        rows[[3, 4]] = rows[[4, 3]]
+        return rows
+
+    assert gpu_parity.order_of_rows(state)["wrong"] == 0
+    monkeypatch.setattr(gpu_parity, "rows_of", lambda *args: swapped(*args) if len(args[2]) < 40 else rows_of(*args))
+    assert gpu_parity.order_of_rows(state)["wrong"] == 2
+    assert [item["passed"] for item in state.verdicts] == [True, False]
