@@ -153,8 +153,8 @@ def test_esm2_gives_rows_with_kernels_between_its_products(card, dtype, triton_k
         check_rows(model, ESM2["8M"].hidden_dim)
     is_fused = dtype is not torch.float32 and card >= (8, 0)
     assert model.attention.name.endswith(", triton") == is_fused
-    # short sequences of a model in bf16 are computed in float32
-    wide = {torch.float32} if dtype is torch.bfloat16 else set()
+    # short sequences of a model in bf16 are computed in fp16
+    wide = {torch.float16} if dtype is torch.bfloat16 else set()
     assert {call for call in triton_kernels if isinstance(call, torch.dtype)} == ({dtype} | wide if is_fused else set())
     (layer,) = model.layers
     assert triton_kernels[1:3] == ([layer.final_layer_norm, model.emb_layer_norm_after] if is_fused else [])
