@@ -253,6 +253,9 @@ def test_a_name_of_ours_stays_ours(tmp_path, monkeypatch):
     monkeypatch.syspath_prepend(tmp_path)
     assert resolve_model("virnucpro-tiny-protein").provider == ""
     assert [spec.provider for spec, _ in models_table() if spec.name == "virnucpro-tiny-protein"] == [""]
+    with pytest.raises(UnknownModelError) as caught:
+        resolve_model("virnucpro-tiny")
+    assert len(caught.value.known) == len(set(caught.value.known))
 
 
 @pytest.mark.parametrize("use", [lambda: resolve_model("twice"), models_table])
