@@ -25,6 +25,7 @@ STEPS = "virnucpro/models/encoders/triton_kernels.py"
 ESM2 = "virnucpro/models/esm2_flash.py"
 ORDER, FORWARD = "tests/unit/test_gpu_order.py", "tests/unit/test_gpu_forward.py"
 TRITON = "tests/unit/test_triton_kernels.py"
+TE_LAYERS, TE = "virnucpro/models/encoders/te_layers.py", "tests/unit/test_te_layers.py"
 
 
 @dataclass(frozen=True)
@@ -207,6 +208,23 @@ MUTANTS = [
         "except ImportError as error:  #",
         TRITON,
     ),
+    Mutant(
+        "TransformerEngine rotates halves", TE_LAYERS, "rotary_pos_interleaved=True", "rotary_pos_interleaved=False", TE
+    ),
+    Mutant(
+        "TransformerEngine takes a head at a time",
+        TE_LAYERS,
+        "qkv_weight_interleaved=False",
+        "qkv_weight_interleaved=True",
+        TE,
+    ),
+    Mutant("its angles are those of halves", TE_LAYERS, "repeat_interleave(2, dim=1)", "repeat(1, 2)", TE),
+    Mutant("its attention is causal", TE_LAYERS, '="padding"', '="padding_causal"', TE),
+    Mutant("its longest sequence is rounded down", TE_LAYERS, "= -(-longest //", "= (longest //", TE),
+    Mutant("rows that are NaN choose it", TE_LAYERS, "not cosine >= LEAST", "cosine < LEAST", TE),
+    Mutant("it is for cards that pad", TE_LAYERS, "CAPABILITY = (9, 0)", "CAPABILITY = (8, 0)", TE),
+    Mutant("it computes short sequences, too", ESM2, "= dtype is own and bool(", "= bool(", TE),
+    Mutant("a run's identity does not name it", ESM2, "{self.engine.name or self.attention", "{self.attention", TE),
 ]
 
 
@@ -235,7 +253,7 @@ def main() -> None:
     with tempfile.TemporaryDirectory() as folder:
         tree = Path(folder) / "tree"
         shutil.copytree(REPOSITORY, tree, ignore=shutil.ignore_patterns(".git", ".venv", ".demo", ".*_cache"))
-        if any(fails(tests, tree) for tests in (ORDER, FORWARD, TRITON)):
+        if any(fails(tests, tree) for tests in (ORDER, FORWARD, TRITON, TE)):
             raise SystemExit("the tests fail as it is: mend that first")
         missed = []
         for mutant in MUTANTS:

@@ -4,8 +4,8 @@ ESM-2 over packed sequences: fair-esm's weights, one stream of tokens, no paddin
 The model equals fair-esm's own forward pass within 1e-5 in fp32, for any batch; in bf16 and fp16 the weights are cast,
 while rotary positions and pooling stay in float32. Short sequences, in which little of the rounding averages out, are
 computed in a wider format than the rest, except in fp16, which needs none. On a GPU in bf16 and fp16, Triton kernels
-rotate, add and normalise, where Triton runs. Legend: T packed tokens, S sequences, N heads, H head width, D model
-width.
+rotate, add and normalise, where Triton runs, or TransformerEngine computes whole layers, where it is installed.
+Legend: T packed tokens, S sequences, N heads, H head width, D model width.
 """
 
 from __future__ import annotations
@@ -25,6 +25,7 @@ from virnucpro.models.attention import choose_attention
 from virnucpro.models.encoders.esm2_checkpoint import ROTARY_NAME, ProteinTokenizer, open_checkpoint
 from virnucpro.models.encoders.fused_linear import FusedLinear, by_rows, fill_up, pack_layers
 from virnucpro.models.encoders.loading import filled, own_tensors
+from virnucpro.models.encoders.te_layers import Engine, choose_engine, rotary_angles
 from virnucpro.models.pooling import mean_over_residues
 from virnucpro.models.registry import locate_weights
 
@@ -144,11 +145,22 @@ class PackedESM2(nn.Module):
         if weight.dtype is torch.bfloat16:
             self._wide_attention = choose_attention(weight.device, torch.float32, head_dim=self.architecture.head_dim)
         self.steps = choose_step_kernels(weight.device, weight.dtype, self.architecture)
+        self.engine = Engine()
         if weight.device.type == "cuda":
+            self.engine = choose_engine([*self.layers], self.architecture, self._rows_by)
             reason = f"{self.attention.reason}; rotary positions, sums and norms: {self.steps.reason}"
+            reason += f"; layers: {self.engine.reason}" if self.engine.reason else ""
             # the name is part of a run's identity, as rounding differs
-            name = f"{self.attention.name}{', triton' if self.steps.kernels else ''}"
+            name = f"{self.engine.name or self.attention.name}{', triton' if self.steps.kernels else ''}"
             self.attention = replace(self.attention, name=name, reason=reason)
+
+    def _rows_by(self, engine: Engine) -> torch.Tensor:
+        """Return the rows of two sequences, neither of them short, by the layers of *engine*."""
+        self.engine, lengths = engine, (100, 300)
+        device = self.embed_tokens.weight.device
+        residues_T = torch.arange(sum(lengths), device=device) ** 3 % 1009 % 20 + 4  # in no order that repeats
+        rows_SD: torch.Tensor = self(residues_T, torch.tensor([0, 100, 400], dtype=torch.int32, device=device), lengths)
+        return rows_SD
 
     def prepare_for_inference(self) -> None:
         """Fix kernel and layout for the current device; the weights must not be moved or trained afterwards."""
@@ -190,13 +202,17 @@ class PackedESM2(nn.Module):
         own = self.embed_tokens.weight.dtype
         kernel = (self.attention if dtype is own else self._wide_attention).for_forward_pass()
         x_TD = self._embed(input_ids_T, cu_seqlens, dtype)
+        is_by_engine = dtype is own and bool(self.engine.layers)
         rotation_TH = self._rotation(cu_seqlens, input_ids_T.shape[0], max(lengths))
+        if is_by_engine:
+            rotation_TH = rotary_angles(self.rotary_frequencies, max(lengths))
         yield x_TD[:num_tokens]
-        if self.steps.kernels is None:
-            for layer in self.layers[:-1]:
+        if is_by_engine or self.steps.kernels is None:
+            *before, last = self.engine.layers if is_by_engine else self.layers
+            for layer in before:
                 x_TD = layer(x_TD, rotation_TH, kernel, cu_seqlens, lengths)
                 yield x_TD[:num_tokens]
-            x_TD = self.layers[-1](x_TD, rotation_TH, kernel, cu_seqlens, lengths)
+            x_TD = last(x_TD, rotation_TH, kernel, cu_seqlens, lengths)
             yield _normalised(self.emb_layer_norm_after, x_TD)[:num_tokens]
             return
         # every sum together with the norm that reads it, which may be the next layer's
