@@ -829,11 +829,16 @@ def _compare_steps(check: Check, dtype: torch.dtype) -> dict[str, Any]:
         return {"chosen": model.steps.reason}
     tokens = gpu_models.chunk_tokens(12 if check.is_tiny else 780)
     batches = list(gpu_models.blocks_of(tokens, token_budget=65536))
-    ways = {"operators": esm2_flash.StepKernels(None, "for comparison"), "Triton kernels": model.steps}
+    ways = {
+        "operators": (esm2_flash.StepKernels(None, "for comparison"), esm2_flash.Engine()),
+        "Triton kernels": (model.steps, esm2_flash.Engine()),
+    }
+    if model.engine.layers:
+        ways[model.engine.name] = (model.steps, model.engine)
     runner = AsyncInferenceRunner(model, check.device)
 
     def timed(way: str) -> tuple[float, np.ndarray]:
-        model.steps = ways[way]
+        model.steps, model.engine = ways[way]
         check.synchronize()
         started_s = time.perf_counter()
         rows = np.concatenate([result.embeddings for result in runner.run(batches)])
