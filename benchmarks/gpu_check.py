@@ -169,9 +169,12 @@ def use_kit(folder: Path) -> None:
 
 def say_what_is_missing(sections: Sequence[Section]) -> None:
     """Name the packages that are absent, and the sections that are left out without them."""
-    for absent in sorted({name for section in sections for name in missing(section)}):
-        names = dict.fromkeys(section.name for section in sections if absent in missing(section))
-        print(f"{absent} is not installed: left out are {', '.join(names)}")
+    by_packages: dict[str, list[str]] = {}
+    for section in sections:
+        if absent := missing(section):
+            by_packages.setdefault(", ".join(absent), []).append(section.name)
+    for packages, names in by_packages.items():
+        print(f"left out: {', '.join(names)} (not installed: {packages})")
 
 
 def _arguments() -> argparse.Namespace:

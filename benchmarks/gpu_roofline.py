@@ -13,8 +13,6 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
-from virnucpro.models.esm2_flash import SHORT_SEQUENCES
-
 if TYPE_CHECKING:
     from collections.abc import Iterable, Mapping, Sequence
 
@@ -64,12 +62,9 @@ def dnabert_kernels(width: int, inner: int, heads: int, tokens: int, *, is_padde
 def esm2_tokens_per_second(
     rates: Rates, architecture: Architecture, tokens: Sequence[int], dtype: torch.dtype, *, is_fused: bool
 ) -> float:
-    """Return the most tokens a second of sequences of *tokens* tokens; short ones count in the dtype they are in."""
-    width, seconds = architecture.hidden_dim, 0.0
-    short_tokens, wide = SHORT_SEQUENCES.get(dtype, (0, dtype))
-    for n in tokens:
-        own = wide if n <= short_tokens else dtype
-        seconds += n * rates.seconds(esm2_kernels(width, n, is_fused=is_fused), width, own)
+    """Return the most tokens a second of sequences of *tokens* tokens in a half, *dtype*."""
+    width = architecture.hidden_dim
+    seconds = sum(n * rates.seconds(esm2_kernels(width, n, is_fused=is_fused), width, dtype) for n in tokens)
     return sum(tokens) / (architecture.num_layers * seconds)
 
 

@@ -48,7 +48,7 @@ def step_errors(
     norm.weight.normal_(1, 0.1)
     norm.bias.normal_(0, 0.1)
     total = x.double() + y.double()
-    expected_norm = esm2_flash._normalised(norm, total)  # noqa: SLF001
+    expected_norm = esm2_flash.normalised(norm, total)
     normed = kernels.add_and_normalise(x, y, norm)
     pairs = {"rotary": (rotated, expected), "sum": (x, total), "norm": (normed, expected_norm)}
     return {what: float((a.double() - b).norm() / b.norm()) for what, (a, b) in pairs.items()}

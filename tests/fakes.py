@@ -205,6 +205,16 @@ class PoisonedModel(HashModel):
         return rows
 
 
+def load_overflowing_model(weights_path, device, *, precision="fp32"):
+    """A hash model that overflows for the sequence *weights_path*, and does not in float32."""
+    return OverflowingModel(weights_path), ByteTokenizer()
+
+
+class OverflowingModel(PoisonedModel):
+    def in_float32(self, *args):
+        return HashModel.__call__(self, *args)
+
+
 def failure(control: Path, number: int) -> Path:
     """Return the file that the process leaves which fails as *number* (from 0)."""
     return control.with_suffix(f".failed{number}")

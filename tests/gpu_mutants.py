@@ -23,6 +23,7 @@ POOLING = "virnucpro/models/pooling.py"
 BUDGET = "virnucpro/pipeline/plan/token_budget.py"
 STEPS = "virnucpro/models/encoders/triton_kernels.py"
 ESM2 = "virnucpro/models/esm2_flash.py"
+DNABERT = "virnucpro/models/dnabert_s.py"
 ORDER, FORWARD = "tests/unit/test_gpu_order.py", "tests/unit/test_gpu_forward.py"
 TRITON = "tests/unit/test_triton_kernels.py"
 
@@ -198,6 +199,27 @@ MUTANTS = [
         "yield (normed_TD if layer is layers[-1] else x_TD)[:num_tokens]",
         "yield x_TD[:num_tokens]",
         TRITON,
+    ),
+    Mutant(
+        "short proteins in bf16 go through fp32 on a GPU",
+        ESM2,
+        "if own is torch.bfloat16 and is_on_gpu:",
+        "if own is torch.float16 and is_on_gpu:",
+        FORWARD,
+    ),
+    Mutant(
+        "what overflowed goes through the kernel of fp16",
+        ESM2,
+        "self._wider.get(dtype, self.attention)",
+        "self.attention",
+        FORWARD,
+    ),
+    Mutant(
+        "DNA that overflowed goes through the kernel of fp16",
+        DNABERT,
+        "lengths, self._attention_in_float32, torch.float32)",
+        "lengths, self.attention, torch.float32)",
+        FORWARD,
     ),
     Mutant("kernels on a card that has none", ESM2, "TRITON_CAPABILITY = (8, 0)", "TRITON_CAPABILITY = (7, 0)", TRITON),
     Mutant(

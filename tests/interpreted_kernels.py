@@ -21,7 +21,7 @@ from triton.runtime import interpreter
 import virnucpro
 from benchmarks.gpu_roofline import esm2_kernels
 from virnucpro.models import esm2_flash
-from virnucpro.models.encoders import triton_kernels
+from virnucpro.models.encoders import fused_linear, triton_kernels
 from virnucpro.models.encoders.esm2_checkpoint import Architecture
 from virnucpro.models.esm2_flash import PackedESM2, StepKernels, load_esm2_model
 
@@ -65,7 +65,7 @@ def test_a_sum_and_its_norm_are_those_of_pytorch(dtype, dim, norm_dtype):
     expected = x_TD + y_TD
     normed = triton_kernels.add_and_normalise(x_TD, y_TD, norm)
     close(x_TD, expected, dtype)
-    close(normed, esm2_flash._normalised(norm, x_TD), dtype)
+    close(normed, fused_linear.normalised(norm, x_TD), dtype)
     assert normed.data_ptr() == y_TD.data_ptr()
 
 

@@ -26,6 +26,8 @@ from virnucpro.run_layout import PredictionLayout
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(400)]
 
 WIDTHS_PX = (1400, 400)
+HUNG = "has hung"
+"""Made by the process that embeds first, as it begins to hang."""
 FIELD = "[...document.querySelectorAll('label')].find(one => one.innerText.trim() == arguments[0])?.closest('.group')"
 PRESS = "one.dispatchEvent(new MouseEvent('mousedown', {bubbles: true, button: 0})); one.click(); return true"
 NAMED = "const one = [...document.querySelectorAll(arguments[0])].find(one => one.innerText.trim() == arguments[1]);"
@@ -192,7 +194,7 @@ def worker(prefect_server, tmp_path_factory):
     contigs = (REPOSITORY / "examples" / "contigs.fasta").read_text().split(">")[1:]
     (folder / "contigs.fasta").write_text("".join(f">{one}" for one in contigs[:28]))
     log, served = folder / "worker.log", folder / "reports.log"
-    hangs = f"gpu_worker_0/file.rename:1:hang:{folder / 'has hung'}"
+    hangs = f"gpu_worker_0/file.rename:1:hang:{folder / HUNG}"
     environ = {**prefect_server.environ, "VIRNUCPRO_DATA_ROOTS": str(folder), "VIRNUCPRO_FAILPOINT": hangs}
     serve = [sys.executable, "-u", "-m", "virnucpro", "serve-reports", "--port", "0"]
     command = [sys.executable, "-m", "flows.worker", "--pool", POOL]
@@ -234,6 +236,7 @@ def test_from_a_form_that_is_refused_to_the_report(form_of, prefect_server, work
     page.wait_for("Running")
     page.press("Artifacts", "[role=tab]")
     page.reload_until("cpu-0-progress")
+    wait_until((worker / HUNG).exists, limit_s=60)
     page.shoot(tmp_path, "running")
     page.menu("Cancel")
     page.press("Cancel Flow Run", DIALOG)

@@ -67,12 +67,16 @@ def proteins(data_dir, count, *, distinct):
 class Run:
     """A run that goes on, and what Prometheus knows of it."""
 
-    def __init__(self, watch, command, out):
+    def __init__(self, watch, command, out, **environ):
         self.prometheus, self.targets = watch
         self.out = out
         with out.with_name(out.name + ".stderr").open("wb") as said:
             self.process = subprocess.Popen(
-                [sys.executable, "-m", *map(str, command)], cwd=REPOSITORY, stdout=subprocess.PIPE, stderr=said
+                [sys.executable, "-m", *map(str, command)],
+                cwd=REPOSITORY,
+                env={**os.environ, **environ},
+                stdout=subprocess.PIPE,
+                stderr=said,
             )
         before = {path.name for path in self.targets.iterdir()}
         self.wait_until(lambda: {path.name for path in self.targets.glob("virnucpro-*.json")} - before)
@@ -207,7 +211,9 @@ def test_a_default_prediction_shows_contigs_and_nucleotides_of_each_worker_and_a
     lengths_nt = [int(chooser.lognormvariate(7.5, 1.0)) + 100 for _ in range(CONTIGS)]
     contigs = [(f"k{n}", "".join(chooser.choices("ACGT", k=nt))) for n, nt in enumerate(lengths_nt)]
     fasta, out = write_fasta(tmp_path / "contigs.fasta", contigs), tmp_path / "out"
-    run = Run(watch, [*PREDICT, "--metrics-targets", watch[1], fasta, "-o", out], out)
+    hangs = tmp_path / "hangs"  # the second worker, after some of its contigs, until it is killed
+    command = [*PREDICT, "--metrics-targets", watch[1], fasta, "-o", out]
+    run = Run(watch, command, out, VIRNUCPRO_FAILPOINT=f"gpu_worker_1/file.rename:20:hang:{hangs}")
     done, rate = run.series("virnucpro_contigs_total"), run.series("virnucpro_nucleotides_total")
     run.wait_until(lambda: len(run.prometheus.vector(f"{rate} > 0")) == 2)
     run.wait_until(lambda: run.number(f"sum(rate({rate}[2s]))"))
@@ -217,6 +223,7 @@ def test_a_default_prediction_shows_contigs_and_nucleotides_of_each_worker_and_a
     asked = [target["expr"] for panel in panels() for target in panel.get("targets", [])]
     of_contigs = {substituted(expr, **chosen) for expr in asked if "contigs_" in expr or "nucleotides_" in expr}
     run.wait_until(lambda: all(run.prometheus.vector(expr) for expr in of_contigs))
+    run.wait_until(hangs.exists)
     os.kill(run.workers()[1], signal.SIGKILL)
     result = run.result()
     assert (result["state"], result["counts"]["contigs"]) == ("complete", CONTIGS)

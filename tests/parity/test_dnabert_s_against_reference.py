@@ -261,6 +261,17 @@ def test_low_precision_points_the_same_way(small, tokenizer, sequences, precisio
     assert _cosines(found, expected).min() >= 0.999
 
 
+def test_a_model_in_fp16_computes_in_float32_what_its_weights_give_there(small, tmp_path, tokenizer, sequences):
+    path, reference = small
+    rounded = {name: tensor.half().float().contiguous() for name, tensor in reference.tensors.items()}
+    config = MosaicBertConfig(**{name: reference.config[name] for name in vars(MosaicBertConfig())})
+    save_file(rounded, tmp_path / "rounded.safetensors", metadata={"config": config.to_json()})
+    expected = _embed(load_dnabert_s(tmp_path / "rounded.safetensors", "cpu")[0], tokenizer, sequences)
+    low, _ = load_dnabert_s(path, "cpu", precision="fp16")
+    assert (_embed(low.in_float32, tokenizer, sequences) - expected).abs().max() <= TOLERANCE
+    assert (_embed(low, tokenizer, sequences) - expected).abs().max() > TOLERANCE
+
+
 def test_all_forms_of_a_checkpoint_give_the_same_rows(small, tmp_path, tokenizer, sequences):
     path, reference = small
     expected = _embed(load_dnabert_s(path, "cpu")[0], tokenizer, sequences[:2])

@@ -56,6 +56,25 @@ def test_a_device_that_holds_every_block_splits_none(tmp_path, proteins):
     assert (result.state, result.num_resplit_blocks, result.promise) == ("complete", 0, "bytes")
 
 
+def test_a_sequence_that_overflows_is_computed_in_float32_and_the_run_says_so(tmp_path, proteins):
+    fasta, sequences = proteins
+    config = hash_config(loader="tests.fakes:load_overflowing_model", weights_path=sequences["p40"])
+    result = run_embedding([fasta], tmp_path / "out", config, [CPU], limits=RunLimits(attempts=1))
+    assert (result.state, result.num_rows, result.num_widened_blocks, result.promise) == ("complete", 60, 1, "bytes")
+    assert [note for note in result.notes() if "overflowed" in note] == [
+        "sequences of 1 block overflowed and were computed in fp32 (sequence.widened in logs/)"
+    ]
+    with read_embeddings(tmp_path / "out") as rows:
+        assert abs(rows["p40"] - hash_vector(sequences["p40"])).max() <= 1e-5
+    lines = [json.loads(line) for line in (tmp_path / "out" / "logs" / "worker_0.log").read_text().splitlines()]
+    assert [line["sequence_id"] for line in lines if line["event"] == "sequence.widened"] == ["p40"]
+    again = run_embedding([fasta], tmp_path / "out", config, [CPU], limits=RunLimits(attempts=1))
+    assert (
+        again.num_widened_blocks == json.loads((tmp_path / "out" / "run.json").read_text())["counts"]["widened_blocks"]
+    )
+    assert again.num_widened_blocks == 1
+
+
 def test_a_sequence_that_does_not_fit_alone_is_named_and_the_rest_is_kept(tmp_path, proteins):
     fasta, sequences = proteins
     result = embed(tmp_path, fasta, device_tokens=31, token_budget=64)  # the longest have 32 tokens

@@ -6,6 +6,7 @@ import argparse
 import copy
 import json
 import os
+import shutil
 from pathlib import Path
 from types import SimpleNamespace
 
@@ -19,9 +20,11 @@ from safetensors.torch import load_file, save_file
 from tools.encoders.card import save_weights
 from tools.encoders.masked_residues import new_encoder
 from tools.encoders.training import TrainingSettings
+from virnucpro.data.collators import PackedBatch
 from virnucpro.errors import SequenceError, UnknownModelError, WeightsError
 from virnucpro.models.encoders.esm2_checkpoint import ProteinTokenizer
 from virnucpro.models.esm2_flash import load_esm2_model
+from virnucpro.pipeline.async_inference import AsyncInferenceRunner
 
 SEQUENCES = ["MKTAYIAKQRQISFVKSHFSRQLEERLGLIEVQ", "W", "GGLVPRGSHM", "ACDEFGHIKL", "MX", "M" * 300]
 
@@ -110,6 +113,42 @@ def test_bf16_keeps_rotation_in_float32_and_gives_float32_rows(published):
     assert model.rotary_frequencies.dtype == torch.float32
     assert model.embed_tokens.weight.dtype == torch.bfloat16
     assert model(*_packed(tokenizer, SEQUENCES)).dtype == torch.float32
+
+
+def overflows_at_tryptophan(path):
+    """Change a checkpoint: values of W, and of no other residue, are too large for fp16."""
+    with safe_open(path, "pt") as file:
+        metadata = file.metadata()
+    tensors = load_file(path)
+    tryptophan = ProteinTokenizer().alphabet.get_idx("W")
+    tensors["embed_tokens.weight"].mul_(0.01)[:, 0] = 0
+    tensors["embed_tokens.weight"][tryptophan, 0] = 10
+    layer = "layers.0.self_attn_layer_norm"
+    tensors[f"{layer}.weight"].fill_(1)
+    tensors[f"{layer}.bias"].zero_()
+    tensors["layers.0.self_attn.v_proj.weight"][0, 0] = 2e4  # of W the norm is the root of 48, of others at most 1
+    save_file(tensors, path, metadata=metadata)
+
+
+def test_what_overflows_in_fp16_is_computed_in_float32_and_named(published, tmp_path):
+    path = Path(shutil.copy(published, tmp_path / "model.safetensors"))
+    overflows_at_tryptophan(path)
+    model, tokenizer = load_esm2_model(path, "cpu", precision="fp16")
+    batch = PackedBatch(tuple(range(6)), tuple("abcdef"), *_packed(tokenizer, SEQUENCES))
+    rows = model(*_packed(tokenizer, SEQUENCES))
+    assert (~torch.isfinite(rows).all(dim=1)).tolist() == ["W" in residues for residues in SEQUENCES]
+    (result,) = AsyncInferenceRunner(model, "cpu").run([batch])
+    assert (result.widened, result.failed, result.is_resplit) == (("b",), (), False)
+    assert result.sequence_ids == batch.sequence_ids
+    assert np.array_equal(np.delete(result.embeddings, 1, axis=0), np.delete(rows.numpy(), 1, axis=0))
+
+    weights = {name: tensor.half().float() for name, tensor in load_file(path).items()}
+    with safe_open(path, "pt") as file:
+        save_file(weights, tmp_path / "rounded.safetensors", metadata=file.metadata())
+    exact = load_esm2_model(tmp_path / "rounded.safetensors", "cpu", precision="fp32")[0]
+    packed = _packed(tokenizer, SEQUENCES)
+    assert torch.allclose(model.in_float32(*packed), exact(*packed), rtol=1e-4, atol=1e-4)
+    assert np.allclose(result.embeddings[1], exact(*packed)[1], rtol=1e-4, atol=1e-4)
 
 
 def test_unknown_name_is_an_error():

@@ -47,7 +47,7 @@ def test_one_file_runs_every_section_or_says_why_not_where_only_torch_and_numpy_
     assert {name for name, one in sections.items() if "not installed" in one.get("left_out", "")} == needs_a_package
     needs_a_gpu = {"waits", "sanitizer", "step_parity"}
     assert {name for name, one in sections.items() if "left_out" in one} == needs_a_package | needs_a_gpu
-    assert "safetensors is not installed: left out are run_of_dna" in done.stdout
+    assert "left out: dna_from_letters (not installed: tokenizers)" in done.stdout
     assert sections["precision"]["bundled encoder"] == {"left_out": "safetensors is not installed"}
     assert sections["esm2_650m"]["float16, 168 tokens"]["tokens_per_second"] > 0
     assert sections["esm2_650m"]["transformers, 168 tokens"] == {"left_out": "transformers is not installed"}

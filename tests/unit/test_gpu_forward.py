@@ -32,6 +32,7 @@ ESM2 = {
     name: Architecture(num_layers=1, hidden_dim=shape.hidden_dim, attention_heads=shape.attention_heads)
     for name, shape in gpu_models.ESM2.items()
 } | {"150M": Architecture(num_layers=1, hidden_dim=640, attention_heads=20)}
+SMALL_BERT = MosaicBertConfig(num_hidden_layers=1)
 MIXES = {
     "equal": [168] * 5,
     "sorted": [1024, 700, 699, 64, 33, 12, 3],
@@ -121,9 +122,9 @@ def fill(model, state, dtype, kept=()):
     model.prepare_for_inference()
 
 
-def check_rows(model, dim):
+def check_rows(compute, dim):
     for lengths in MIXES.values():
-        rows_SD = model(*packed(lengths))
+        rows_SD = compute(*packed(lengths))
         assert rows_SD.shape == (len(lengths), dim)
         assert rows_SD.dtype is torch.float32
         assert rows_SD.device == DEVICE
@@ -153,8 +154,8 @@ def test_esm2_gives_rows_with_kernels_between_its_products(card, dtype, triton_k
         check_rows(model, ESM2["8M"].hidden_dim)
     is_fused = dtype is not torch.float32 and card >= (8, 0)
     assert model.attention.name.endswith(", triton") == is_fused
-    # short sequences of a model in bf16 are computed in float32
-    wide = {torch.float32} if dtype is torch.bfloat16 else set()
+    # short sequences of a model in bf16 are computed in fp16
+    wide = {torch.float16} if dtype is torch.bfloat16 else set()
     assert {call for call in triton_kernels if isinstance(call, torch.dtype)} == ({dtype} | wide if is_fused else set())
     (layer,) = model.layers
     assert triton_kernels[1:3] == ([layer.final_layer_norm, model.emb_layer_norm_after] if is_fused else [])
@@ -165,13 +166,24 @@ def test_esm2_gives_rows_with_kernels_between_its_products(card, dtype, triton_k
 @pytest.mark.parametrize("card", ["sm_75", "sm_90"], indirect=True)
 def test_dnabert_s_gives_rows_on_every_card(card, dtype, has_flash, request):
     calls = request.getfixturevalue("flash_attn") if has_flash else []
-    model, state = on_meta(lambda: PackedMosaicBert(MosaicBertConfig(num_hidden_layers=1)))
+    model, state = on_meta(lambda: PackedMosaicBert(SMALL_BERT))
     with fake_cuda.fake_cuda(), torch.inference_mode():
         fill(model, state, dtype)
         is_flash = has_flash and dtype is not torch.float32 and card >= (8, 0)
         assert model.attention.name == ("flash-attn 2.8.3" if is_flash else "sdpa-padded")
         check_rows(model, 768)
     assert bool(calls) == is_flash
+
+
+@pytest.mark.parametrize("make", [lambda: PackedESM2(ESM2["8M"], mask_idx=32), lambda: PackedMosaicBert(SMALL_BERT)])
+@pytest.mark.parametrize("card", ["sm_75", "sm_90"], indirect=True)
+def test_what_overflowed_is_computed_in_float32_by_a_kernel_that_can(card, make, flash_attn, monkeypatch):
+    model, state = on_meta(make)
+    with fake_cuda.fake_cuda(), torch.inference_mode():
+        fill(model, state, torch.float16, kept={"rotary_frequencies"})
+        monkeypatch.setattr(varlen, "varlen_attn", lambda *_: pytest.fail("it takes no float32"))
+        check_rows(model.in_float32, model.hidden_dim)
+    assert flash_attn == []
 
 
 class Launches(TorchDispatchMode):

@@ -22,7 +22,7 @@ from virnucpro.choices import Precision
 from virnucpro.models.attention import AttentionChoice, choose_attention
 from virnucpro.models.encoders.attention_kernels import equal_length_attention
 from virnucpro.models.encoders.dnabert_checkpoint import DnaTokenizer, open_dnabert_checkpoint
-from virnucpro.models.encoders.fused_linear import FusedLinear, by_rows, fill_up, pack_layers
+from virnucpro.models.encoders.fused_linear import FusedLinear, by_rows, fill_up, normalised, pack_layers
 from virnucpro.models.encoders.loading import filled, own_tensors
 from virnucpro.models.esm2_flash import DTYPES
 from virnucpro.models.pooling import mean_over_tokens
@@ -103,6 +103,7 @@ class PackedMosaicBert(nn.Module):
         self.alibi_slopes_N = alibi_slopes(self.config.num_attention_heads).to(weight.device)
         head_dim = self.config.hidden_size // self.config.num_attention_heads
         self.attention = choose_attention(weight.device, weight.dtype, head_dim=head_dim, alibi=True)
+        self._attention_in_float32 = choose_attention(weight.device, torch.float32, head_dim=head_dim, alibi=True)
         pack_layers(self)
 
     @torch.inference_mode()
@@ -117,19 +118,32 @@ class PackedMosaicBert(nn.Module):
         """
         return mean_over_tokens(self.last_states(input_ids_T, cu_seqlens, lengths), cu_seqlens, lengths)
 
+    @torch.inference_mode()
+    def in_float32(self, input_ids_T: torch.Tensor, cu_seqlens: torch.Tensor, lengths: Sequence[int]) -> torch.Tensor:
+        """Return what ``forward`` does, computed in float32 with the same weights: nothing of it overflows."""
+        states = self._states(input_ids_T, cu_seqlens, lengths, self._attention_in_float32, torch.float32)
+        (x_TD,) = deque(states, maxlen=1)
+        return mean_over_tokens(x_TD, cu_seqlens, lengths)
+
     def last_states(self, input_ids_T: torch.Tensor, cu_seqlens: torch.Tensor, lengths: Sequence[int]) -> torch.Tensor:
         """Return the last layer's output, shape (T, D); with its graph, where gradients are on."""
+        own = self.embeddings.word_embeddings.weight.dtype
         # not *_: that would keep every layer's states until the last is there
-        (x_TD,) = deque(self._states(input_ids_T, cu_seqlens, lengths), maxlen=1)
+        (x_TD,) = deque(self._states(input_ids_T, cu_seqlens, lengths, self.attention, own), maxlen=1)
         return x_TD
 
     def _states(
-        self, input_ids_T: torch.Tensor, cu_seqlens: torch.Tensor, lengths: Sequence[int]
+        self,
+        input_ids_T: torch.Tensor,
+        cu_seqlens: torch.Tensor,
+        lengths: Sequence[int],
+        attention: AttentionChoice,
+        dtype: torch.dtype,
     ) -> Iterator[torch.Tensor]:
         num_tokens = input_ids_T.shape[0]
         input_ids_T, cu_seqlens, lengths = fill_up(input_ids_T, cu_seqlens, lengths)
-        kernel = self.attention.for_forward_pass()
-        x_TD = self.embeddings(input_ids_T)
+        kernel = attention.for_forward_pass()
+        x_TD = self.embeddings(input_ids_T, dtype)
         yield x_TD[:num_tokens]
         for layer in cast("nn.ModuleList", self.encoder["layer"]):
             x_TD = layer(x_TD, kernel, cu_seqlens, lengths, self.alibi_slopes_N)
@@ -145,9 +159,10 @@ class Embeddings(nn.Module):
         self.token_type_embeddings = nn.Embedding(config.type_vocab_size, config.hidden_size)
         self.LayerNorm = nn.LayerNorm(config.hidden_size, eps=config.layer_norm_eps)
 
-    def forward(self, input_ids_T: torch.Tensor) -> torch.Tensor:
-        x_TD: torch.Tensor = self.LayerNorm(self.word_embeddings(input_ids_T) + self.token_type_embeddings.weight[0])
-        return x_TD
+    def forward(self, input_ids_T: torch.Tensor, dtype: torch.dtype) -> torch.Tensor:
+        """Return the states that the first layer takes, computed in *dtype*, shape (T, D)."""
+        type_D = self.token_type_embeddings.weight[0].to(dtype)
+        return normalised(self.LayerNorm, self.word_embeddings(input_ids_T).to(dtype) + type_D)
 
 
 class Layer(nn.Module):
@@ -192,8 +207,8 @@ class Attention(nn.Module):
         q_TNH, k_TNH, v_TNH = self.self["Wqkv"](x_TD).view(-1, 3, *self.heads).unbind(1)
         attended_TNH = kernel(q_TNH, k_TNH, v_TNH, cu_seqlens, lengths, alibi_slopes_N)
         dense = cast("FusedLinear", self.output["dense"])
-        out_TD: torch.Tensor = self.output["LayerNorm"](dense.add_to(x_TD, attended_TNH.flatten(1)))
-        return out_TD
+        norm = cast("nn.LayerNorm", self.output["LayerNorm"])
+        return normalised(norm, dense.add_to(x_TD, attended_TNH.flatten(1)))
 
 
 class GatedFeedForward(nn.Module):
@@ -208,5 +223,4 @@ class GatedFeedForward(nn.Module):
 
     def forward(self, x_TD: torch.Tensor) -> torch.Tensor:
         gate_TF, value_TF = self.gated_layers(x_TD).chunk(2, dim=1)
-        out_TD: torch.Tensor = self.layernorm(self.wo.add_to(x_TD, functional.gelu(gate_TF) * value_TF))
-        return out_TD
+        return normalised(self.layernorm, self.wo.add_to(x_TD, functional.gelu(gate_TF) * value_TF))

@@ -23,7 +23,7 @@ from torch.nn import functional
 from virnucpro.choices import Precision
 from virnucpro.models.attention import choose_attention
 from virnucpro.models.encoders.esm2_checkpoint import ROTARY_NAME, ProteinTokenizer, open_checkpoint
-from virnucpro.models.encoders.fused_linear import FusedLinear, by_rows, fill_up, pack_layers
+from virnucpro.models.encoders.fused_linear import FusedLinear, by_rows, fill_up, normalised, pack_layers
 from virnucpro.models.encoders.loading import filled, own_tensors
 from virnucpro.models.pooling import mean_over_residues
 from virnucpro.models.registry import locate_weights
@@ -40,12 +40,13 @@ TRAINING_MASK_SHARE = 0.15 * 0.8
 """Share of tokens that were masked in training; token dropout scales every embedding by the rest (0.88)."""
 
 SHORT_SEQUENCES = {torch.float32: (32, torch.float64), torch.bfloat16: (64, torch.float32)}
-"""By the model's dtype: tokens up to which a sequence is short, and the dtype that it is computed in, as few
+"""By the model's dtype: tokens up to which a sequence is short, and the dtype that it is computed in on a CPU, as few
 residues average little of the rounding out. In packed fp32 products, windows of real proteins of up to 30
 residues were up to 3.8e-5 from fair-esm (8M checkpoint), which itself moves by up to 4.7e-5 between one at a time
 and batched; in float64 only fair-esm's own rounding remains. In bf16, one in twenty windows of up to 28 residues
 had a cosine below 0.999 to fp32, down to 0.9983; computed in float32 with the bf16 weights, none of 372 is below
-0.9992 (8M checkpoint)."""
+0.9992 (8M checkpoint). On a GPU float16 takes the place of float32, as tensor cores compute its products, and
+540 windows of up to 62 residues came as close to fp32 (lowest cosine 0.9987 either way; all in bf16 0.9972)."""
 
 TRITON_KERNELS = "virnucpro.models.encoders.triton_kernels"
 TRITON_CAPABILITY = (8, 0)
@@ -139,12 +140,17 @@ class PackedESM2(nn.Module):
 
     def choose_kernel(self) -> None:
         weight = self.embed_tokens.weight
-        self.attention = choose_attention(weight.device, weight.dtype, head_dim=self.architecture.head_dim)
-        self._wide_attention = self.attention
-        if weight.dtype is torch.bfloat16:
-            self._wide_attention = choose_attention(weight.device, torch.float32, head_dim=self.architecture.head_dim)
+        own, is_on_gpu = weight.dtype, weight.device.type == "cuda"
+        self._short_tokens, self._wide = SHORT_SEQUENCES.get(own, (0, own))
+        if own is torch.bfloat16 and is_on_gpu:
+            self._wide = torch.float16
+        # float64 of an fp32 model goes through the kernel of fp32
+        wider = () if own is torch.float32 else {self._wide, torch.float32} - {own}
+        head_dim = self.architecture.head_dim
+        self.attention = choose_attention(weight.device, own, head_dim=head_dim)
+        self._wider = {dtype: choose_attention(weight.device, dtype, head_dim=head_dim) for dtype in wider}
         self.steps = choose_step_kernels(weight.device, weight.dtype, self.architecture)
-        if weight.device.type == "cuda":
+        if is_on_gpu:
             reason = f"{self.attention.reason}; rotary positions, sums and norms: {self.steps.reason}"
             # the name is part of a run's identity, as rounding differs
             name = f"{self.attention.name}{', triton' if self.steps.kernels else ''}"
@@ -167,19 +173,27 @@ class PackedESM2(nn.Module):
             lengths: Tokens of each sequence, on the host.
         """
         own = self.embed_tokens.weight.dtype
-        short_tokens, wide = SHORT_SEQUENCES.get(own, (0, own))
         pooled, sequence, token = [], 0, 0
         # neighbours of one kind are a slice: in a length-sorted batch two, and the host need not ask the device for one
-        for is_short, neighbours in groupby(lengths, lambda length: length <= short_tokens):
+        for is_short, neighbours in groupby(lengths, lambda length: length <= self._short_tokens):
             some = list(neighbours)
             starts = cu_seqlens[sequence : sequence + len(some) + 1] - token
             tokens = slice(token, token + sum(some))
-            # not *_: that would keep every layer's states until the last is there
-            states = self._states(input_ids_T[tokens], starts, some, wide if is_short else own)
-            (x_TD,) = deque(states, maxlen=1)
-            pooled.append(mean_over_residues(x_TD, starts, some))
+            pooled.append(self._pooled(input_ids_T[tokens], starts, some, self._wide if is_short else own))
             sequence, token = sequence + len(some), tokens.stop
         return torch.cat(pooled)
+
+    @torch.inference_mode()
+    def in_float32(self, input_ids_T: torch.Tensor, cu_seqlens: torch.Tensor, lengths: Sequence[int]) -> torch.Tensor:
+        """Return what ``forward`` does, computed in float32 with the same weights: nothing of it overflows."""
+        return self._pooled(input_ids_T, cu_seqlens, lengths, torch.float32)
+
+    def _pooled(
+        self, input_ids_T: torch.Tensor, cu_seqlens: torch.Tensor, lengths: Sequence[int], dtype: torch.dtype
+    ) -> torch.Tensor:
+        # not *_: that would keep every layer's states until the last is there
+        (x_TD,) = deque(self._states(input_ids_T, cu_seqlens, lengths, dtype), maxlen=1)
+        return mean_over_residues(x_TD, cu_seqlens, lengths)
 
     def _states(
         self, input_ids_T: torch.Tensor, cu_seqlens: torch.Tensor, lengths: Sequence[int], dtype: torch.dtype
@@ -187,8 +201,7 @@ class PackedESM2(nn.Module):
         """Yield the embedded tokens and each layer's states, computed in *dtype*; valid until the next is computed."""
         num_tokens = input_ids_T.shape[0]
         input_ids_T, cu_seqlens, lengths = fill_up(input_ids_T, cu_seqlens, lengths)
-        own = self.embed_tokens.weight.dtype
-        kernel = (self.attention if dtype is own else self._wide_attention).for_forward_pass()
+        kernel = self._wider.get(dtype, self.attention).for_forward_pass()
         x_TD = self._embed(input_ids_T, cu_seqlens, dtype)
         rotation_TH = self._rotation(cu_seqlens, input_ids_T.shape[0], max(lengths))
         yield x_TD[:num_tokens]
@@ -197,12 +210,12 @@ class PackedESM2(nn.Module):
                 x_TD = layer(x_TD, rotation_TH, kernel, cu_seqlens, lengths)
                 yield x_TD[:num_tokens]
             x_TD = self.layers[-1](x_TD, rotation_TH, kernel, cu_seqlens, lengths)
-            yield _normalised(self.emb_layer_norm_after, x_TD)[:num_tokens]
+            yield normalised(self.emb_layer_norm_after, x_TD)[:num_tokens]
             return
         # every sum together with the norm that reads it, which may be the next layer's
         layers = cast("list[PackedLayer]", [*self.layers])
         norms = [*(layer.self_attn_layer_norm for layer in layers), self.emb_layer_norm_after]
-        normed_TD = _normalised(norms[0], x_TD)
+        normed_TD = normalised(norms[0], x_TD)
         for layer, norm in zip(layers, norms[1:], strict=True):
             normed_TD = layer.add_in_place(
                 x_TD, normed_TD, norm, self.steps.kernels, rotation_TH, kernel, cu_seqlens, lengths
@@ -255,7 +268,7 @@ class PackedLayer(nn.Module):
         cu_seqlens: torch.Tensor,
         lengths: Sequence[int],
     ) -> torch.Tensor:
-        normed_TD = _normalised(self.self_attn_layer_norm, x_TD)
+        normed_TD = normalised(self.self_attn_layer_norm, x_TD)
         attended_TD = self._attended(normed_TD, _rotate, rotation_TH, kernel, cu_seqlens, lengths)
         x_TD = self.out_proj.add_to(x_TD, attended_TD)
         return by_rows(self._feed_forward, x_TD)
@@ -292,13 +305,7 @@ class PackedLayer(nn.Module):
         return kernel(q_TNH, k_TNH, v_TNH, cu_seqlens, lengths).flatten(1)
 
     def _feed_forward(self, x_TD: torch.Tensor) -> torch.Tensor:
-        return self.fc2.add_to(x_TD, self.fc1.gelu(_normalised(self.final_layer_norm, x_TD)))
-
-
-def _normalised(norm: nn.LayerNorm, x_TD: torch.Tensor) -> torch.Tensor:
-    """Apply *norm* in the dtype of *x_TD*."""
-    weight, bias = (parameter.to(x_TD.dtype) for parameter in (norm.weight, norm.bias))
-    return functional.layer_norm(x_TD, norm.normalized_shape, weight, bias, norm.eps)
+        return self.fc2.add_to(x_TD, self.fc1.gelu(normalised(self.final_layer_norm, x_TD)))
 
 
 def _rotate(qkv_T3NH: torch.Tensor, rotation_TH: torch.Tensor) -> None:

@@ -34,6 +34,7 @@ if TYPE_CHECKING:
     from contextlib import AbstractContextManager
     from threading import Event
 
+    from virnucpro.arrays import FloatArray
     from virnucpro.data.collators import PackedBatch
     from virnucpro.models.attention import AttentionChoice
     from virnucpro.pipeline.hardware.device_clock import DeviceMarks
@@ -53,7 +54,7 @@ class PackedEncoder(Protocol):
     attention: AttentionChoice
 
     def __call__(self, input_ids_T: torch.Tensor, cu_seqlens: torch.Tensor, lengths: Sequence[int]) -> torch.Tensor:
-        """Return float32 (S, hidden_dim)."""
+        """Return float32 (S, hidden_dim). An encoder may also have ``in_float32``: the same, computed in float32."""
         ...
 
 
@@ -81,6 +82,8 @@ class InferenceResult:
     """Whether the batch was computed in halves, which may change the last bits."""
     failed: tuple[FailedSequence, ...] = ()
     """The other sequences of the batch."""
+    widened: tuple[str, ...] = ()
+    """Ids of sequences that overflowed in the model's number format, and were computed in float32."""
     seconds: float = 0.0
     """From the end of the batch before or its own start, whichever is later, to its rows."""
     oom_splits: int = 0
@@ -272,6 +275,12 @@ class AsyncInferenceRunner:
         rows_WD = flight.rows_SD.numpy().copy() if self._is_gpu else flight.rows_SD.numpy()
         embeddings_SD = batch.one_row_each(rows_WD)
         assert embeddings_SD.shape == (len(batch.sequence_ids), self.model.hidden_dim)
+        widened = []
+        for number in np.flatnonzero(~np.isfinite(embeddings_SD).all(axis=1)).tolist():
+            row_1D = self._in_float32(batch.part(number, number + 1))
+            if row_1D is not None:
+                embeddings_SD[number] = row_1D
+                widened.append(batch.sequence_ids[number])
         finite_S = np.isfinite(embeddings_SD).all(axis=1)
         what = "the model gave a number that is not finite"
         failed = _unreadable(batch) + [
@@ -286,8 +295,23 @@ class AsyncInferenceRunner:
             tuple(batch.positions[number] for number in kept),
             batch.num_tokens,
             failed=tuple(failed),
+            widened=tuple(widened),
             seconds=seconds,
         )
+
+    def _in_float32(self, batch: PackedBatch) -> FloatArray | None:
+        """Return the row of a lone sequence computed in float32, (1, D), where the encoder can and it is finite."""
+        compute = getattr(self.model, "in_float32", None)
+        if compute is None:
+            return None
+        try:
+            rows_WD = compute(batch.input_ids_T.to(self.device), batch.cu_seqlens.to(self.device), batch.lengths)
+        except (RuntimeError, MemoryError) as error:
+            if device_failure(error) not in {None, FailureClass.DEVICE_OUT_OF_MEMORY}:
+                raise
+            return None
+        row_1D = batch.one_row_each(rows_WD.cpu().numpy())
+        return row_1D if np.isfinite(row_1D).all() else None
 
     def _piece(self, batch: PackedBatch) -> InferenceResult:
         """Compute *batch* and wait for it."""
@@ -342,6 +366,7 @@ def _joined(batch: PackedBatch, pieces: Sequence[InferenceResult], *, oom_splits
         batch.num_tokens,
         is_resplit=True,
         failed=(*_unreadable(batch), *(item for piece in pieces for item in piece.failed)),
+        widened=tuple(name for piece in pieces for name in piece.widened),
     )
     return _with_costs(joined, pieces, oom_splits=oom_splits)
 
@@ -365,7 +390,8 @@ def _mean_of_windows(batch: PackedBatch, halves: Sequence[InferenceResult]) -> I
     """Return the result of a lone sequence from those of its ``window_halves``."""
     windows = [sum(half.windows) for half in batch.window_halves()]
     row = np.average([half.embeddings for half in halves], axis=0, weights=windows).astype(np.float32)
-    return InferenceResult(batch.sequence_ids, row, batch.positions, batch.num_tokens, is_resplit=True)
+    widened = batch.sequence_ids if any(half.widened for half in halves) else ()
+    return InferenceResult(batch.sequence_ids, row, batch.positions, batch.num_tokens, is_resplit=True, widened=widened)
 
 
 def _made_ahead(dataloader: Iterable[PackedBatch]) -> Generator[PackedBatch, None, None]:

@@ -65,6 +65,8 @@ class Aggregation:
     """Blocks whose rows were computed in pieces."""
     num_cached_blocks: int = 0
     """Blocks whose rows came from the embedding cache."""
+    num_widened_blocks: int = 0
+    """Blocks of which some rows overflowed, and were computed in float32."""
     processors: dict[str, list[str]] = field(default_factory=dict)
     """What computed the rows."""
 
@@ -138,6 +140,7 @@ def _aggregated(
         missing_positions=missing,
         num_resplit_blocks=origins.count(BlockOrigin.RESPLIT),
         num_cached_blocks=origins.count(BlockOrigin.CACHED),
+        num_widened_blocks=origins.count(BlockOrigin.WIDENED),
         processors=merged_processors(source.processors for source in finished.sources),
     )
 

@@ -137,8 +137,8 @@ class RunManifest(Manifest):
     """
     ``run.json`` of an embedding run.
 
-    Its counts: records = rows + missing + skipped; copies, truncated; what was noticed at reading; resplit_blocks and
-    cached_blocks of the plan's blocks.
+    Its counts: records = rows + missing + skipped; copies, truncated; what was noticed at reading; resplit_blocks,
+    cached_blocks and widened_blocks of the plan's blocks.
     """
 
     noun: ClassVar[str] = "an embedding run"

@@ -61,6 +61,8 @@ class BlockOrigin(IntEnum):
     """In several passes, because the whole block did not fit the device: the same numbers within the tolerance."""
     CACHED = 2
     """From the embedding cache, computed there in other batches: the same numbers within the tolerance."""
+    WIDENED = 3
+    """In one pass, and in float32 what overflowed in it: the same bytes again; the log of the worker names these."""
 
 
 UTF8 = h5py.string_dtype(encoding="utf-8")

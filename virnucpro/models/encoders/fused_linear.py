@@ -76,6 +76,12 @@ class FusedLinear(nn.Linear):
         return weight.to(dtype)
 
 
+def normalised(norm: nn.LayerNorm, x_TD: torch.Tensor) -> torch.Tensor:
+    """Apply *norm* in the dtype of *x_TD*."""
+    weight, bias = (parameter.to(x_TD.dtype) for parameter in (norm.weight, norm.bias))
+    return functional.layer_norm(x_TD, norm.normalized_shape, weight, bias, norm.eps)
+
+
 def pack_layers(model: nn.Module) -> None:
     for module in model.modules():
         if isinstance(module, FusedLinear):

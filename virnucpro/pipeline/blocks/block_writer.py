@@ -74,6 +74,9 @@ class BlockWriter:
         """Keep the rows of *block*, and report them and what failed in it; ``OutputError`` where the disk refuses."""
         if result.is_resplit:
             log.warning("block.resplit", block=block, sequences=len(result.positions), tokens=result.num_tokens)
+        for name in result.widened:
+            what = "overflowed, and was computed in fp32: where many do, use --precision bf16"
+            log.warning("sequence.widened", block=block, sequence_id=name, reason=what)
         for item in result.failed:
             log.error(
                 "sequence.failed", block=block, sequence_id=item.sequence_id, failure=item.failure, reason=item.what
@@ -81,7 +84,8 @@ class BlockWriter:
             failed = {"kind": "sequence_failed", "block": block, "position": item.position}
             self._report({**failed, "failure": item.failure.value})
         if result.positions:
-            origin = BlockOrigin.RESPLIT if result.is_resplit else BlockOrigin.COMPUTED
+            origin = BlockOrigin.WIDENED if result.widened else BlockOrigin.COMPUTED
+            origin = BlockOrigin.RESPLIT if result.is_resplit else origin
             positions = np.array(result.positions, dtype=np.int64)
             self.add(BlockRows(block, positions, result.sequence_ids, result.embeddings, origin))
         self.blocks += 1

@@ -105,6 +105,7 @@ def close_run(
         num_truncated=aggregation.num_truncated,
         num_resplit_blocks=aggregation.num_resplit_blocks,
         num_cached_blocks=aggregation.num_cached_blocks,
+        num_widened_blocks=aggregation.num_widened_blocks,
         processors=aggregation.processors,
         ranks=tuple(outcomes),
         stages_s=stages_s,
@@ -123,6 +124,7 @@ def close_run(
         "truncated": aggregation.num_truncated,
         "resplit_blocks": aggregation.num_resplit_blocks,
         "cached_blocks": aggregation.num_cached_blocks,
+        "widened_blocks": aggregation.num_widened_blocks,
     }
     manifest.processors = aggregation.processors
     manifest.promise = result.promise if aggregation.output_path is not None else None
@@ -172,6 +174,7 @@ def finished_result(run: PreparedRun, *, keep_shards: bool = False) -> RunResult
         num_truncated=counts["truncated"],
         num_resplit_blocks=counts.get("resplit_blocks", 0),  # older folders have no such count
         num_cached_blocks=counts.get("cached_blocks", 0),
+        num_widened_blocks=counts.get("widened_blocks", 0),
         processors=manifest.processors,
         ranks=(),
         stages_s={},

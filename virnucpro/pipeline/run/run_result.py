@@ -34,6 +34,8 @@ class RunResult:
     """Blocks of the plan that were computed in pieces because they did not fit the device."""
     num_cached_blocks: int = 0
     """Blocks of the plan whose rows came from the embedding cache."""
+    num_widened_blocks: int = 0
+    """Blocks of the plan of which some rows overflowed in half precision, and were computed in fp32."""
     processors: dict[str, list[str]] = field(default_factory=dict)
     """What computed the rows."""
     ranks: tuple[Rank, ...]
@@ -87,6 +89,9 @@ class RunResult:
             sequences = sum(rank.sequences_cached for rank in self.ranks)
             of_these = f" ({sequences:,} sequences in this start)" if sequences else ""
             notes.append(f"{self.num_cached_blocks:,} blocks came from the embedding cache{of_these}")
+        if self.num_widened_blocks:
+            of = f"{self.num_widened_blocks:,} block" + "s" * (self.num_widened_blocks > 1)
+            notes.append(f"sequences of {of} overflowed and were computed in fp32 (sequence.widened in logs/)")
         notes += processors_differ(self.processors)
         if self.num_resplit_blocks or self.num_cached_blocks:
             notes.append("another run gives the same numbers within the tolerance, not the same bytes")
@@ -136,6 +141,7 @@ class RunResult:
             "truncated": self.num_truncated,
             "resplit_blocks": self.num_resplit_blocks,
             "cached_blocks": self.num_cached_blocks,
+            "widened_blocks": self.num_widened_blocks,
             "processors": self.processors,
             "promise": self.promise,
             "failed_ranks": self.failed_ranks,
