@@ -36,21 +36,8 @@ if TYPE_CHECKING:
 
 REPOSITORY = Path(__file__).resolve().parents[1]
 NEEDED = (
-    "virnucpro",
-    "structlog",
-    "pydantic",
-    "h5py",
-    "esm",
-    "typer",
-    "orjson",
-    "dnaio",
-    "pydustmasker",
-    "rich",
-    "psutil",
-    "prometheus_client",
-    "pynvml",
-    "safetensors",
-    "tokenizers",
+    *("virnucpro", "structlog", "pydantic", "h5py", "esm", "typer", "rich", "orjson", "dnaio", "pydustmasker"),
+    *("psutil", "prometheus_client", "pynvml", "safetensors", "tokenizers"),
 )
 """Packages of a run; ``make gpu-kit`` fetches all but the last two."""
 AMINO_ACIDS = np.frombuffer(b"LAGVSERTIDPKQNFYMHWC", dtype=np.uint8)
