@@ -162,7 +162,7 @@ def use_kit(folder: Path) -> None:
             archive.extractall(site)
     for described in folder.glob("*.dist-info"):
         shutil.copytree(described, site / described.name, dirs_exist_ok=True)
-    # behind what is installed, which fits this machine
+    # here behind what is installed, as transformers of this machine fits its tokenizers
     sys.path.append(str(site))
     os.environ["PYTHONPATH"] = os.pathsep.join(filter(None, [os.environ.get("PYTHONPATH"), str(site)]))
 

@@ -81,6 +81,7 @@ def test_the_machine_is_described(check):
     assert (described["device"], described["memory_gib"], described["capability"]) == ("fake", 8.0, "9.0")
 
 
+@pytest.mark.slow
 def test_rows_in_another_order_are_a_failed_check(check, monkeypatch):
     state, _ = check
     rows_of = gpu_parity.rows_of
