@@ -68,8 +68,7 @@ def fair_esm_tensors(
 
 
 def rotary_frequencies(architecture: Architecture) -> torch.Tensor:
-    half = architecture.head_dim // 2
-    return 10000.0 ** -(torch.arange(half, dtype=torch.float32) / half)
+    return 10000.0 ** -(torch.arange(0, architecture.head_dim, 2, dtype=torch.float32) / architecture.head_dim)
 
 
 def random_mosaic_bert(device: torch.device, dtype: torch.dtype, *, is_tiny: bool) -> PackedMosaicBert:

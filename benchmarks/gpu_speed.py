@@ -7,10 +7,11 @@ Targets are shares of the roofline that ``gpu_roofline.py`` computes from the me
 from __future__ import annotations
 
 import importlib.util
+import os
 import shutil
 import statistics
 import subprocess
-import tempfile
+import threading
 import traceback
 from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any
@@ -164,20 +165,25 @@ def watched(check: Check, what: str) -> Iterator[dict[str, Any]]:
     """Ask nvidia-smi for clocks, power and throttling twice a second; the dictionary has the figures at the end."""
     figures: dict[str, Any] = {}
     if not check.is_on_gpu or shutil.which("nvidia-smi") is None:
-        figures["left_out"] = "there is no nvidia-smi" if check.is_on_gpu else "no GPU"
-        check.show(f"{what}: clocks and power", f"left out: {figures['left_out']}")
+        figures |= check.left_out(f"{what}: clocks and power", "no nvidia-smi" if check.is_on_gpu else "no GPU")
         yield figures
         return
-    question = ["nvidia-smi", f"--query-gpu={','.join(FIELDS)}", "--format=csv,noheader,nounits", "--loop-ms=500"]
-    with tempfile.TemporaryFile("w+") as answers:
-        asking = subprocess.Popen([*question, "--id=0"], stdout=answers, stderr=subprocess.STDOUT)
-        try:
-            yield figures
-        finally:
-            asking.terminate()
-            asking.wait()
-        answers.seek(0)
-        figures |= summary(answers.read())
+    card = os.environ.get("CUDA_VISIBLE_DEVICES", "0").partition(",")[0]
+    question = ["nvidia-smi", f"--id={card}", f"--query-gpu={','.join(FIELDS)}", "--format=csv,noheader,nounits"]
+    answers, ended = [], threading.Event()
+
+    def ask() -> None:
+        while not (answers and ended.wait(0.5)):
+            answers.append(subprocess.run(question, capture_output=True, text=True, timeout=30, check=False).stdout)
+
+    asking = threading.Thread(target=ask)
+    asking.start()
+    try:
+        yield figures
+    finally:
+        ended.set()
+        asking.join()
+    figures |= summary("".join(answers))
     check.show(f"{what}: clocks and power", figures.get("left_out") or figures["sentence"])
 
 

@@ -187,14 +187,14 @@ SAMPLES = """\
 
 def test_clocks_power_and_throttling_are_those_that_nvidia_smi_tells(check, tmp_path, monkeypatch):
     tool = tmp_path / "nvidia-smi"
-    tool.write_text(f"#!/bin/sh\ncat <<'EOF'\n{SAMPLES}EOF\nexec sleep 60\n")
+    tool.write_text(f"#!/bin/sh\ncat <<'EOF'\n{SAMPLES}EOF\necho \"$@\" > {tmp_path}/asked\n")
     tool.chmod(0o755)
     monkeypatch.setenv("PATH", str(tmp_path), prepend=os.pathsep)
+    monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "3,5")
     check.device = torch.device("cuda:0")
     with gpu_speed.watched(check, "650M") as figures:
-        import time
-
-        time.sleep(0.5)
+        pass
+    assert "--id=3 --query-gpu=clocks.sm," in (tmp_path / "asked").read_text()
     assert (figures["samples"], figures["clocks.sm"], figures["temperature.gpu"]) == (3, 1980, 61)
     assert figures["power.draw"] == pytest.approx(695.805)
     assert figures["throttled"] == {"power cap": pytest.approx(2 / 3)}
