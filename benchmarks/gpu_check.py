@@ -6,9 +6,9 @@ sequences as long as those of ``examples/``. What else is installed lets it do m
 transformers the baseline, pytest and hypothesis ``tests/gpu``, flash-attn its kernel, tokenizers DNA from nucleotides,
 and the packages of a run whole runs (``gpu_runs.py``). ``make gpu-kit`` puts wheels of these into ``build/gpu_kit``.
 
-Each section is independent: a failure is recorded and the rest runs. Without ``--part`` all parts run, one after the
-other. The figures go to ``benchmarks/results/gpu_check_DATE_PART.json`` (or into ``--out``, or ``$OUT``), a table to
-the screen; the exit code is 1 when a check failed.
+A section that fails is recorded, and the rest runs. Without ``--part`` all parts run. The figures go to
+``benchmarks/results/gpu_check_DATE_PART.json`` (or into ``--out``, or ``$OUT``), a table to the screen; the exit code
+is 1 when a check failed.
 
 ``--device cpu --tiny`` runs the same code over tiny shapes: this tests the script and measures nothing.
 """

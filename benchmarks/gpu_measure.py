@@ -61,7 +61,6 @@ class Check:
         self.rows.append((what, f"{value:.5g} ({limit}): {'ok' if passed else 'FAILED'}"))
 
     def fail(self, what: str) -> None:
-        """Note a check that ended with an error."""
         self.verdicts.append({"check": what, "value": None, "limit": "runs", "passed": False})
 
     def show(self, what: str, text: str) -> None:

@@ -79,8 +79,7 @@ def _compare(check: Check, name: str, dtype: torch.dtype) -> dict[str, Any]:
         return rows_of(check, model, batches)
 
     first = {way: rows(way) for way in ways}
-    repeats = 1 if check.is_tiny else 7
-    taken = [{way: timed(check, partial(rows, way)) for way in ways} for _ in range(repeats)]
+    taken = [{way: timed(check, partial(rows, way)) for way in ways} for _ in range(1 if check.is_tiny else 7)]
     figures: dict[str, Any] = {way: median_and_ends([sum(tokens) / seconds[way] for seconds in taken]) for way in ways}
     gain = median_and_ends([seconds["operators"] / seconds["Triton kernels"] for seconds in taken])
     difference = float(np.abs(first["Triton kernels"] - first["operators"]).max())

@@ -55,13 +55,13 @@ def esm_model(architecture: Architecture, device: torch.device, dtype: torch.dty
         attn_implementation="sdpa",
     )
     with torch.device(device):
-        model = EsmModel(config, add_pooling_layer=False)
-    own = {transformers_name(name): x for name, x in gpu_models.fair_esm_tensors(architecture, device).items()}
+        model = EsmModel(config, add_pooling_layer=False).to(dtype)
+    own = {transformers_name(name): x for name, x in gpu_models.fair_esm_tensors(architecture, device, dtype).items()}
     absent, unknown = model.load_state_dict(own, strict=False)
     # what it makes itself, rotary frequencies and positions, and what embeddings do without
     if unexpected := [name for name in [*absent, *unknown] if not re.search("inv_freq|position|contact_head", name)]:
         raise RuntimeError(f"transformers names its weights otherwise: see {unexpected[:3]}")
-    return model.to(dtype).eval()
+    return model.eval()
 
 
 def transformers_name(name: str) -> str:

@@ -159,20 +159,26 @@ def test_without_a_gpu_it_says_so_in_a_sentence(tmp_path):
 
 
 @pytest.mark.parametrize(
-    ("code", "passed"), [(0, True), (9, False), (3, None)], ids=["finds nothing", "finds a race", "does not run"]
+    ("code", "said", "passed"),
+    [
+        (0, "", [True, True]),
+        (9, "hazard in _rotate_rows", [False, False]),
+        (9, "hazard in flash_fwd_kernel", [False, True]),
+        (3, "no device", None),
+    ],
 )
-def test_what_compute_sanitizer_finds_is_a_check(check, tmp_path, monkeypatch, code, passed):
+def test_what_compute_sanitizer_finds_is_a_check(check, tmp_path, monkeypatch, code, said, passed):
     tool = tmp_path / "compute-sanitizer"
-    tool.write_text(f'#!/bin/sh\necho "$@" >> {tmp_path}/calls\nexit {code}\n')
+    tool.write_text(f'#!/bin/sh\necho "$@" >> {tmp_path}/calls\necho {said}\nexit {code}\n')
     tool.chmod(0o755)
     monkeypatch.setenv("PATH", str(tmp_path), prepend=os.pathsep)
     check.device = torch.device("cuda:0")
     if passed is None:
-        with pytest.raises(RuntimeError, match="memcheck ended with 3"):
+        with pytest.raises(RuntimeError, match=r"memcheck ended with 3: .* no device"):
             gpu_parity.sanitizer(check)
         return
     gpu_parity.sanitizer(check)
-    assert [item["passed"] for item in check.verdicts] == [passed] * 2
+    assert [item["passed"] for item in check.verdicts] == passed
     calls = (tmp_path / "calls").read_text()
     assert "--tool=memcheck --error-exitcode=9" in calls
     assert "--tool=racecheck --error-exitcode=9" in calls
