@@ -12,12 +12,16 @@ from pathlib import Path
 import pytest
 import torch
 
-from benchmarks import gpu_check, gpu_models, gpu_parity, gpu_runs, gpu_speed, gpu_table
+from benchmarks import gpu_check, gpu_dna, gpu_models, gpu_parity, gpu_runs, gpu_speed, gpu_steps, gpu_table
 from benchmarks.gpu_measure import Check
+from benchmarks.gpu_roofline import Rates
 from tests.bare_machine import bare_environment
 from tests.traces import copies_and_kernels, share_overlapped
 from tools import gpu_kit
 from tools.gpu_check_file import write_gpu_check
+from virnucpro.models import esm2_flash
+from virnucpro.models.encoders.dnabert_checkpoint import MosaicBertConfig
+from virnucpro.models.encoders.fused_linear import normalised
 
 REPOSITORY = Path(__file__).parents[2]
 TINY = ("--device", "cpu", "--tiny")
@@ -282,3 +286,51 @@ def test_copies_and_kernels_are_told_apart_in_a_trace():
     ]
     assert copies_and_kernels(events, "HtoD") == ([(1.0, 3.0)], [(2.0, 4.0)])
     assert copies_and_kernels(events, "DtoH")[0] == [(5.0, 7.0)]
+
+
+class PlainSteps:
+    """What Triton's kernels do, by PyTorch's operators."""
+
+    rotate = staticmethod(esm2_flash._rotate)
+
+    @staticmethod
+    def add_and_normalise(x_TD, y_TD, norm):
+        return y_TD.copy_(normalised(norm, x_TD.add_(y_TD)))
+
+
+def test_kernels_between_products_are_compared_with_operators_by_numbers_and_by_the_predicted_gain(check, monkeypatch):
+    steps = esm2_flash.StepKernels(PlainSteps, "the test says so")
+    monkeypatch.setattr(esm2_flash, "choose_step_kernels", lambda *_: steps)
+    found = gpu_steps.step_parity(check)
+    assert {key.split(", ")[1] for key in found} == {"rotary", "sum", "norm"}
+    compared = gpu_steps.step_kernels(check)["650M, float16"]
+    assert compared["difference"] < 1e-2
+    assert compared["gain"][0] > 0
+    assert compared["predicted_gain"] > 1
+    monkeypatch.setattr(PlainSteps, "rotate", staticmethod(lambda *_: None))
+    assert max(gpu_steps.step_parity(check).values()) > 0.1
+    assert not all(item["passed"] for item in check.verdicts)
+
+
+def test_targets_of_real_shapes_are_shares_of_the_roofline(monkeypatch):
+    """On a card that does 1e12 operations and 1e10 bytes a second, at 0.8 and 0.6 of its roofline."""
+    card = Rates(dict.fromkeys((torch.float16, torch.bfloat16), 1e12), 1e10)
+    for module in (gpu_speed, gpu_dna):
+        monkeypatch.setattr(module, "rates_of", lambda _: card)
+    monkeypatch.setattr(gpu_models, "ESM2", dict.fromkeys(gpu_models.ESM2, gpu_models.TINY))
+    monkeypatch.setattr(gpu_models, "mosaic_bert_config", lambda **_: MosaicBertConfig(num_hidden_layers=1))
+    monkeypatch.setattr(gpu_speed.importlib.util, "find_spec", lambda _: None)
+    passed = {}
+    for share in (0.8, 0.6, 0.5):
+        state = Check(torch.device("cpu"), is_tiny=False, seconds=600.0)
+
+        def row(_check, _label, _model, _batches, seconds, share=share):
+            return {"tokens_per_second": share / seconds[1], "share_of_roofline": share}
+
+        for module in (gpu_speed, gpu_dna):
+            monkeypatch.setattr(module, "speed_row", row)
+        gpu_speed.esm2_650m(state)
+        gpu_speed.esm2_8m(state)
+        gpu_dna.dnabert_s(state)
+        passed[share] = [item["passed"] for item in state.verdicts]
+    assert passed == {0.8: [True] * 12, 0.6: [False] * 10 + [True] * 2, 0.5: [False] * 12}
