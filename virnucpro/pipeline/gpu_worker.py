@@ -39,6 +39,8 @@ if TYPE_CHECKING:
     from virnucpro.pipeline.async_inference import PackedEncoder
     from virnucpro.pipeline.work.worker_process import ReportPipe
 
+    Loaded = tuple[PackedEncoder, Tokenizer]
+
 log = structlog.get_logger(__name__)
 
 
@@ -50,6 +52,8 @@ def gpu_worker(
     output_dir: str | Path,
     model_config: ModelConfig,
     assignment: Assignment | None = None,
+    *,
+    loaded: Loaded | None = None,
 ) -> None:
     """
     Embed blocks of a run on the one device that this process sees.
@@ -64,6 +68,7 @@ def gpu_worker(
         model_config: What to compute.
         assignment: Whether it asks its parent for blocks, and what is known of earlier failures; by default it computes
             the stride of its rank.
+        loaded: The run's model, where this process has it already.
 
     Raises:
         SystemExit: The work failed; its code tells the class of the failure, the report tells the reason.
@@ -84,7 +89,7 @@ def gpu_worker(
             device_label, attempt = own_process.own_label(), assignment.attempt
             process: dict[str, int | str] = {"rank": rank, "device": device_label, "attempt": attempt}
             spans.enable(layout.spans_dir, process, block_of=plan.block_of)
-        load = partial(load_model, model_config, device, results_queue)
+        load = partial(load_model, model_config, device, results_queue, loaded)
         work = BlockWork(index, plan, layout, model_config, assignment, results_queue, stop, load)
         num_sequences = work.do(rank, device)
     shard_path = str(layout.shard(rank))
@@ -118,9 +123,9 @@ def own_device(config: ModelConfig) -> torch.device:
     return torch.device("cuda:0" if torch.cuda.is_available() and token != CPU_TOKEN else "cpu")
 
 
-def load_model(config: ModelConfig, device: torch.device, reports: ReportPipe) -> tuple[PackedEncoder, Tokenizer]:
+def load_model(config: ModelConfig, device: torch.device, reports: ReportPipe, loaded: Loaded | None = None) -> Loaded:
     """
-    Load the run's model onto *device*, and report it.
+    Load the run's model onto *device*, unless it is *loaded*, and report it.
 
     Raises:
         WeightsError: The weights are absent or unusable.
@@ -132,9 +137,10 @@ def load_model(config: ModelConfig, device: torch.device, reports: ReportPipe) -
     if is_path(config.settings.model):
         check_model_path(Path(config.weights_path))
     with spans.span(spans.PREPARING, name="load model"):
-        model, tokenizer = load(config.weights_path, device, precision=config.precision)
+        model, tokenizer = loaded or load(config.weights_path, device, precision=config.precision)
     seconds = round(time.monotonic() - started_s, 3)
-    log.info("model.loaded", model=config.model_name, precision=config.precision, seconds=seconds)
+    event = "model.loaded" if loaded is None else "model.kept"
+    log.info(event, model=config.model_name, precision=config.precision, seconds=seconds)
     attention = model.attention
     log.info("attention.chosen", kernel=attention.name, reason=attention.reason)
     if config.attention_kernel and attention.name not in config.attention_kernel.split(KERNEL_SEPARATOR):
@@ -142,8 +148,8 @@ def load_model(config: ModelConfig, device: torch.device, reports: ReportPipe) -
             f"this run's rows are computed with the attention kernel {config.attention_kernel}, but this device would "
             f"use {attention.name} ({attention.reason}): use the same packages and GPUs, or another output folder"
         )
-    loaded = {"seconds": seconds, "attention_kernel": attention.name, "processor": processor_of(device.type)}
-    reports.put({"kind": "model_loaded", **loaded} | ({"gpu_uuid": _gpu_uuid(device)} if device.type == "cuda" else {}))
+    about = {"seconds": seconds, "attention_kernel": attention.name, "processor": processor_of(device.type)}
+    reports.put({"kind": "model_loaded", **about} | ({"gpu_uuid": _gpu_uuid(device)} if device.type == "cuda" else {}))
     return model, tokenizer
 
 

@@ -26,6 +26,7 @@ from contextlib import contextmanager, suppress
 from importlib.machinery import SourceFileLoader
 from multiprocessing.connection import wait
 from pathlib import Path
+from queue import SimpleQueue
 from types import ModuleType
 from typing import TYPE_CHECKING, Any
 
@@ -93,6 +94,12 @@ class ReportPipe:
             return None
         answer: dict[str, Any] = json.loads(self._answers.recv_bytes())
         return answer
+
+    def next_work(self) -> tuple[int, int, tuple[Any, ...]]:
+        """Wait for the parent's ``go_on``; return rank, number of ranks and arguments of a worker function."""
+        rank, world_size, worker_args = self._answers.recv()
+        multiprocessing.current_process().name = f"gpu_worker_{rank}"
+        return rank, world_size, worker_args
 
 
 def error_sentence(error: BaseException) -> str:
@@ -214,6 +221,7 @@ class WorkerProcess:
         open_standard_streams()  # a pipe in place of one would be the child's
         self._connection, self._child_end = ctx.Pipe(duplex=False)
         self._childs_answers, self._answers = ctx.Pipe(duplex=False)
+        self._next_work: SimpleQueue[tuple[Any, ...] | None] = SimpleQueue()
         self.process: SpawnProcess = ctx.Process(
             target=run_isolated,
             name=f"gpu_worker_{rank}",
@@ -259,6 +267,21 @@ class WorkerProcess:
             for record in answers:
                 self._answers.send_bytes(json.dumps(record).encode("ascii"))
 
+    def go_on(self, work: tuple[int, int, tuple[Any, ...]]) -> None:
+        """Give a process that waits in ``next_work`` what that returns; returns at once."""
+        self._next_work.put(work)
+
+    def outlive(self) -> None:
+        """
+        Send what ``go_on`` gives, and return when the process has ended; for the thread that started it.
+
+        One that does not read holds up this thread only: who runs the rank watches it meanwhile, and reaps it.
+        """
+        if (work := self._next_work.get()) is not None:
+            with suppress(OSError):  # it has ended
+                self._answers.send(work)
+        wait([self.process.sentinel])
+
     def end(self, grace_s: float) -> None:
         """Make the process end: SIGTERM, then SIGKILL after *grace_s* seconds. Returns when it is gone."""
         if self.process.is_alive():
@@ -271,6 +294,12 @@ class WorkerProcess:
         if self.process.is_alive():
             self.process.kill()
         self.process.join()
+
+    def dismiss(self) -> None:
+        """End a process that waits, at once."""
+        self.kill()
+        self.close()
+        self._next_work.put(None)
 
     def close(self) -> None:
         self._connection.close()
