@@ -425,6 +425,7 @@ def report_environment(rank, world_size, results_queue, *args):
             "visible": os.environ.get("CUDA_VISIBLE_DEVICES"),
             "trim": os.environ.get("MALLOC_TRIM_THRESHOLD_"),
             "blas_threads": os.environ.get("OPENBLAS_NUM_THREADS"),
+            "allocator": [os.environ.get(f"PYTORCH_{kind}ALLOC_CONF") for kind in ("CUDA_", "")],
             "pid": os.getpid(),
             "process_name": multiprocessing.current_process().name,
             "modules": [name for name in ("torch", "prefect", "esm") if name in sys.modules],

@@ -23,7 +23,7 @@ from virnucpro.pipeline.multi_gpu_inference import run_embedding
 from virnucpro.pipeline.plan.budget_probe import probe_devices
 from virnucpro.pipeline.run import run_preparation
 from virnucpro.pipeline.work import warm_process
-from virnucpro.pipeline.work.warm_process import warm_processes
+from virnucpro.pipeline.work.warm_process import kept_warm
 from virnucpro.pipeline.work.worker_process import WorkerProcess
 from virnucpro.run_layout import RunLayout
 
@@ -221,10 +221,10 @@ import os, signal
 from tests import fake_gpus, fakes
 from virnucpro.pipeline.devices import Device
 from virnucpro.pipeline.plan.budget_probe import probe_devices
-from virnucpro.pipeline.work.warm_process import warm_processes
+from virnucpro.pipeline.work.warm_process import kept_warm
 if __name__ == "__main__":
     config = fakes.hash_config(weights_path={str(job.control)!r}, loader="tests.fakes:load_faulty_model")
-    with warm_processes("one"):
+    with kept_warm("one"):
         args = ("", {str(tmp_path / "out")!r}, config)
         probe_devices([Device("3")], args, probe_fn=fake_gpus.PROBE, run_id="one")
         os.kill(os.getpid(), signal.SIGKILL)
@@ -247,5 +247,5 @@ def test_work_that_no_pipe_takes_at_once_is_handed_over():
     worker.kill()
     worker.close()
     assert messages == [{"rank": 4, "ranks": 9, "bytes": 1_000_000, "status": "complete"}]
-    with warm_processes("one"):
+    with kept_warm("one"):
         assert warm_process.take_waiting("one", CPU, "", (0, 1, ())) is None

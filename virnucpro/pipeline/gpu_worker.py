@@ -20,13 +20,15 @@ import torch
 
 from virnucpro import spans
 from virnucpro.allowed_roots import DATA_ROOTS
-from virnucpro.choices import KERNEL_SEPARATOR
+from virnucpro.choices import KERNEL_SEPARATOR, SequenceKind
+from virnucpro.data.collators import check_shared_memory
 from virnucpro.data.packing import make_plan
 from virnucpro.data.sequence_index import SequenceIndex
 from virnucpro.errors import ConfigurationError
 from virnucpro.models.registry import check_model_path, is_path
 from virnucpro.pipeline.blocks.block_work import BlockWork
 from virnucpro.pipeline.devices import CPU_TOKEN, VISIBLE_VARIABLE, processor_of
+from virnucpro.pipeline.hardware.device_claim import usable_cores
 from virnucpro.pipeline.hardware.device_errors import failure_of
 from virnucpro.pipeline.work import own_process
 from virnucpro.pipeline.work.assignment import AssignedUnit, Assignment
@@ -42,6 +44,10 @@ if TYPE_CHECKING:
     Loaded = tuple[PackedEncoder, Tokenizer]
 
 log = structlog.get_logger(__name__)
+
+
+LOADERS, LOADERS_TOKENS = 2, 10_000_000
+"""Processes, and the least share of a worker that gains the seconds that they take to start."""
 
 
 def gpu_worker(
@@ -90,7 +96,10 @@ def gpu_worker(
             process: dict[str, int | str] = {"rank": rank, "device": device_label, "attempt": attempt}
             spans.enable(layout.spans_dir, process, block_of=plan.block_of)
         load = partial(load_model, model_config, device, results_queue, loaded)
-        work = BlockWork(index, plan, layout, model_config, assignment, results_queue, stop, load)
+        loaders = loader_processes(
+            model_config, device, tokens=int(plan.tokens.sum()) // world_size, workers=world_size
+        )
+        work = BlockWork(index, plan, layout, model_config, assignment, results_queue, stop, load, loaders)
         num_sequences = work.do(rank, device)
     shard_path = str(layout.shard(rank))
     results_queue.put({"rank": rank, "status": "complete", "shard_path": shard_path, "num_sequences": num_sequences})
@@ -121,6 +130,27 @@ def own_device(config: ModelConfig) -> torch.device:
             "install a CUDA build of torch, or use --devices cpu"
         )
     return torch.device("cuda:0" if torch.cuda.is_available() and token != CPU_TOKEN else "cpu")
+
+
+def loader_processes(config: ModelConfig, device: torch.device, *, tokens: int, workers: int) -> int:
+    """
+    Return how many processes read and tokenise for each of *workers*: as asked, or two for many *tokens* of DNA.
+
+    One alone is no faster than none: 0.48, 0.44 and 0.71 million tokens a second by none, one and two on two cores; an
+    H100 takes 1.16 (feeding_2026-11-24.json and gpu_check_2026-11-26.json in benchmarks/results).
+    """
+    asked = config.settings.hardware.loader_processes
+    if asked is not None or device.type == "cpu" or config.sequence_kind is not SequenceKind.DNA:
+        return asked or 0
+    cores = usable_cores() // workers
+    chosen = LOADERS if tokens >= LOADERS_TOKENS and cores > LOADERS else 0
+    try:
+        check_shared_memory(chosen)
+    except ConfigurationError as error:
+        log.warning("loaders.left_out", reason=str(error))
+        return 0
+    log.info("loaders.chosen", processes=chosen, tokens=tokens, cores=cores)
+    return chosen
 
 
 def load_model(config: ModelConfig, device: torch.device, reports: ReportPipe, loaded: Loaded | None = None) -> Loaded:

@@ -1,8 +1,4 @@
-"""
-Probes the run's GPUs before it is planned, each in an isolated process: attention kernel and token budget.
-
-The process then waits, with the model that it has loaded, for the rank that goes on with it (``warm_process``).
-"""
+"""Probes the run's GPUs before it is planned, each in a process that then waits for a rank: kernel and token budget."""
 
 from __future__ import annotations
 
@@ -62,7 +58,7 @@ def probe_devices(
     Args:
         devices: GPUs of the ranks; a shared one is probed once, alone.
         least: GPUs that must be usable; unusable ones are skipped with a warning. By default all.
-        run_id: Of the run within whose ``warm_processes`` the processes wait; otherwise they end.
+        run_id: Of the run within whose ``kept_warm`` the processes wait; otherwise they end.
 
     Raises:
         StoppedError: *stop* was set.
@@ -70,7 +66,7 @@ def probe_devices(
     """
     stop = stop or threading.Event()
     gpus = list(dict.fromkeys(devices))
-    outcomes_to_be = [Future[Rank]() for _ in gpus]
+    futures = [Future[Rank]() for _ in gpus]
     for rank, device in enumerate(gpus):
         probe = partial(
             run_rank,
@@ -83,13 +79,13 @@ def probe_devices(
             stop=stop,
             may_wait=True,
         )
-        args = (probe, outcomes_to_be[rank], run_id, device)
+        args = probe, futures[rank], run_id, device
         threading.Thread(target=_probe, args=args, name=f"probe-{rank}", daemon=True).start()
     try:
-        outcomes = [outcome.result() for outcome in outcomes_to_be]
+        outcomes = [outcome.result() for outcome in futures]
     except BaseException:
         stop.set()
-        wait(outcomes_to_be)
+        wait(futures)
         raise
     if stop.is_set():
         raise StoppedError
@@ -112,12 +108,11 @@ def _probe(probe: Callable[..., Rank], outcome: Future[Rank], run_id: str, devic
     started: list[WorkerProcess] = []
     try:
         record = probe(on_start=started.append)
-        becomes = (record.attempt.report or {}).get(BECOMES) if record.state == "complete" else None
-        if becomes is not None:
+        if record.state == "complete" and (becomes := (record.attempt.report or {}).get(BECOMES)):
             leave_waiting(run_id, device, started[0], becomes)
         outcome.set_result(record)
-        if becomes is not None:
-            started[0].outlive()
+        for worker in started:
+            worker.outlive()
     except BaseException as error:  # noqa: BLE001  # raised where the outcome is waited for
         outcome.set_exception(error)
 

@@ -1,8 +1,4 @@
-"""
-The worker that probes one GPU before the plan is made: its attention kernel, and how many tokens suit it.
-
-Then it waits, and becomes a worker of the run, with the model that it has loaded.
-"""
+"""Probes one GPU before the plan is made, and then becomes a worker: its kernel, and how many tokens suit it."""
 
 from __future__ import annotations
 

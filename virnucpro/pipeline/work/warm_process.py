@@ -1,19 +1,19 @@
 """
 Processes that have probed a GPU and wait, with the model loaded, for the rank that goes on with them: one load a GPU.
 
-A run opens the place where they wait (``warm_processes``); its probes leave them there, and its ranks take them.
+A run opens the place where they wait (``kept_warm``); its probes leave them there, and its ranks take them.
 """
 
 from __future__ import annotations
 
 from contextlib import contextmanager
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
     from virnucpro.pipeline.devices import Device
-    from virnucpro.pipeline.work.worker_process import WorkerFunction, WorkerProcess
+    from virnucpro.pipeline.work.worker_process import NextWork, WorkerFunction, WorkerProcess
 
 BECOMES = "becomes"
 """In a report: name of the worker function that the process can go on with; it is in ``next_work`` then."""
@@ -23,7 +23,7 @@ _waiting: dict[str, dict[str, tuple[WorkerProcess, str]]] = {}
 
 
 @contextmanager
-def warm_processes(run_id: str) -> Iterator[None]:
+def kept_warm(run_id: str) -> Iterator[None]:
     """Let processes wait for ranks of this run; those that are left at the end of the block are ended."""
     _waiting[run_id] = {}
     try:
@@ -41,14 +41,8 @@ def leave_waiting(run_id: str, device: Device, worker: WorkerProcess, becomes: s
         worker.dismiss()
 
 
-def take_waiting(
-    run_id: str, device: Device, worker_fn: WorkerFunction, work: tuple[int, int, tuple[Any, ...]]
-) -> WorkerProcess | None:
-    """
-    Have the process that waits on *device* go on with *worker_fn*, and return it; None where there is none.
-
-    One that waits for another function, or has died, is dismissed.
-    """
+def take_waiting(run_id: str, device: Device, worker_fn: WorkerFunction, work: NextWork) -> WorkerProcess | None:
+    """Have the process that waits on *device* for *worker_fn* go on, and return it; one of no use is dismissed."""
     worker, becomes = _waiting.get(run_id, {}).pop(device.token, (None, ""))
     if worker is not None and (becomes != worker_fn or not worker.process.is_alive()):
         worker.dismiss()
