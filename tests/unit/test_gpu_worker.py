@@ -290,7 +290,7 @@ def test_much_dna_on_a_gpu_with_cores_to_spare_gets_loaders(
 ):
     monkeypatch.setattr(worker_module, "usable_cores", lambda: cores * workers)
     config = fakes.hash_config(sequence_kind=kind, loader_processes=asked)
-    assert loader_processes(config, torch.device(device), tokens=tokens, workers=workers) == chosen
+    assert loader_processes(config, torch.device(device), tokens=tokens * workers, workers=workers) == chosen
 
 
 def test_without_shared_memory_there_are_no_loaders_and_the_log_says_why(monkeypatch):

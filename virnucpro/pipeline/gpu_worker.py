@@ -47,7 +47,7 @@ log = structlog.get_logger(__name__)
 
 
 LOADERS, LOADERS_TOKENS = 2, 10_000_000
-"""Processes, and the least share of a worker that gains the seconds that they take to start."""
+"""Processes, and the tokens of a worker from which on they gain more seconds than they take to start."""
 
 
 def gpu_worker(
@@ -96,9 +96,7 @@ def gpu_worker(
             process: dict[str, int | str] = {"rank": rank, "device": device_label, "attempt": attempt}
             spans.enable(layout.spans_dir, process, block_of=plan.block_of)
         load = partial(load_model, model_config, device, results_queue, loaded)
-        loaders = loader_processes(
-            model_config, device, tokens=int(plan.tokens.sum()) // world_size, workers=world_size
-        )
+        loaders = loader_processes(model_config, device, tokens=int(plan.tokens.sum()), workers=world_size)
         work = BlockWork(index, plan, layout, model_config, assignment, results_queue, stop, load, loaders)
         num_sequences = work.do(rank, device)
     shard_path = str(layout.shard(rank))
@@ -143,7 +141,7 @@ def loader_processes(config: ModelConfig, device: torch.device, *, tokens: int, 
     if asked is not None or device.type == "cpu" or config.sequence_kind is not SequenceKind.DNA:
         return asked or 0
     cores = usable_cores() // workers
-    chosen = LOADERS if tokens >= LOADERS_TOKENS and cores > LOADERS else 0
+    chosen = LOADERS if tokens >= LOADERS_TOKENS * workers and cores > LOADERS else 0
     try:
         check_shared_memory(chosen)
     except ConfigurationError as error:

@@ -195,8 +195,8 @@ def _end_worker_with_parent() -> None:
     End this process when the one that started it is gone.
 
     The kernel does it at once, even to a process that stands still or holds the interpreter inside a library. It goes
-    by the thread that started us, which waits for us as long as we run (``run_rank``). A parent that was gone before
-    the kernel was asked has left us to another.
+    by the thread that started us, which waits as long as we run (``run_rank``, ``outlive``). A parent that was gone
+    before the kernel was asked has left us to another.
     """
     end_with_parent(signal.SIGKILL)
     parent = multiprocessing.parent_process()
