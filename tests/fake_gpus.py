@@ -22,6 +22,7 @@ VARIABLE = "FAKE_GPUS"
 """How many GPUs the host has."""
 WORKER = "tests.fake_gpus:gpu_worker_on_a_fake_gpu"
 PROBE = "tests.fake_gpus:probe_a_fake_gpu"
+PROBE_WITH_TRIALS = "tests.fake_gpus:try_out_a_fake_gpu"
 
 
 def uuid_of(number: int) -> str:
@@ -61,15 +62,24 @@ def gpu_worker_on_a_fake_gpu(rank, world_size, results_queue, index_path, output
 
 def probe_a_fake_gpu(rank, world_size, results_queue, index_path, output_dir, model_config):
     """Probe the CPU as a GPU, but for the trials of budgets."""
+    config = replace(model_config, token_budget=model_config.token_budget or 64)
+    try_out_a_fake_gpu(rank, world_size, results_queue, index_path, output_dir, config)
+
+
+def try_out_a_fake_gpu(*args):
+    """Probe the CPU as a GPU of 1 GiB, with trials of budgets unless one is given."""
     import torch
 
     from virnucpro.pipeline.plan import probe_worker
 
+    none = ("memory_allocated", "memory_reserved", "max_memory_reserved", "reset_peak_memory_stats")
+    for name in (*none, "synchronize", "empty_cache"):
+        setattr(torch.cuda, name, lambda *_: 0)
+    torch.cuda.mem_get_info = lambda _device: (1 << 30, 1 << 30)
     torch.cuda.get_device_name = lambda _device: "fake"
     probe_worker.own_device = lambda _config: torch.device("cpu")
     probe_worker.gpu_worker = gpu_worker_on_a_fake_gpu
-    config = replace(model_config, token_budget=model_config.token_budget or 64)
-    probe_worker.probe_worker(rank, world_size, results_queue, index_path, output_dir, config)
+    probe_worker.probe_worker(*args)
 
 
 def uses_of(control: Path) -> list[dict]:

@@ -16,6 +16,7 @@ import pytest
 
 from tests import fake_gpus, fakes
 from tests.faults.processes import RowsFound, compare_rows, make_proteins, wait_until
+from virnucpro.choices import AUTO_TOKEN_BUDGET
 from virnucpro.config import RunLimits
 from virnucpro.errors import DiskSpaceError, StoppedError
 from virnucpro.pipeline.devices import CPU, Device
@@ -48,16 +49,17 @@ class Job:
         self.out, self.fasta, self.control = folder / "out", folder / "in.fasta", folder / "model.json"
         self.sequences = make_proteins(self.fasta, random.Random(4), 40)
 
-    def run(self, *, devices=GPUS, after_probes=lambda _: None, plan=None, worker_fn=fake_gpus.WORKER, **more):
+    def run(self, *, devices=GPUS, after_probes=lambda _: None, plan=None, changes=None, **more):
         def stage(name, work):
             done = work()
             if name == "index":
                 after_probes(waiting_pids())
             return done
 
-        options = {"stage_runner": stage, "worker_fn": worker_fn, "probe_fn": fake_gpus.PROBE}
-        config = fakes.faulty_config(self.control, {"how": "none", "loads": True, **(plan or {})})
-        return run_embedding([self.fasta], self.out, config, devices, **options, **more)
+        options = {"stage_runner": stage, "worker_fn": fake_gpus.WORKER, "probe_fn": fake_gpus.PROBE, **more}
+        plan = {"how": "none", "loads": True, **(plan or {})}
+        config = fakes.faulty_config(self.control, plan, **(changes or {}))
+        return run_embedding([self.fasta], self.out, config, devices, **options)
 
     @property
     def loads(self):
@@ -96,6 +98,15 @@ def test_each_gpu_loads_the_model_once(job):
         assert not any("run_id" in line for line in lines if line["event"] == "model.loaded"), "before there was a rank"
     devices = {use["device"] for use in fake_gpus.uses_of(job.control)}
     assert devices == {"3", "5"}
+
+
+def test_it_goes_on_with_what_the_trials_found(job):
+    result = job.run(changes={"token_budget": AUTO_TOKEN_BUDGET}, probe_fn=fake_gpus.PROBE_WITH_TRIALS)
+    assert result.state == "complete"
+    assert len(job.loads) == 2
+    probes = json.loads(RunLayout(job.out).manifest.read_text())["plan"]["probes"]
+    assert all(probe["trials"] for probe in probes)
+    job.check_rows()
 
 
 def test_of_two_workers_on_a_gpu_one_goes_on_with_its_model(job):
