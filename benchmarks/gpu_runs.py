@@ -228,7 +228,7 @@ def wait_for_worker(out: Path) -> int | None:
         lines = logged(out)[began:]
         starts = [number for number, line in enumerate(lines) if line["event"] == "worker.started"]
         # the lines before are those of the process that tried the device out
-        if starts and any(line["event"] == "model.loaded" for line in lines[starts[-1] :]):
+        if starts and any(line["event"] in {"model.loaded", "model.kept"} for line in lines[starts[-1] :]):
             time.sleep(1.0)
             pid: int = lines[starts[-1]]["pid"]
             return pid if Path(f"/proc/{pid}").exists() else None

@@ -3,7 +3,7 @@ A host with GPUs that are none, for programs of ours in processes of their own.
 
 Only the ends are exchanged: what the driver tells (``FakeNvml``, behind ``pynvml``'s own functions), and where a worker
 computes, which is the CPU. In between everything is the program: which devices a run takes, their locks, the value of
-CUDA_VISIBLE_DEVICES that each worker process gets, and the check that it got it.
+CUDA_VISIBLE_DEVICES that each worker process gets, the check that it got it, and the probe that becomes a worker.
 """
 
 from __future__ import annotations
@@ -11,6 +11,7 @@ from __future__ import annotations
 import json
 import os
 import time
+from dataclasses import replace
 from pathlib import Path
 
 import pynvml
@@ -21,6 +22,7 @@ VARIABLE = "FAKE_GPUS"
 """How many GPUs the host has."""
 WORKER = "tests.fake_gpus:gpu_worker_on_a_fake_gpu"
 PROBE = "tests.fake_gpus:probe_a_fake_gpu"
+PROBE_WITH_TRIALS = "tests.fake_gpus:try_out_a_fake_gpu"
 
 
 def uuid_of(number: int) -> str:
@@ -40,7 +42,7 @@ def pretend(count: int) -> None:
     run_preparation.prepare_run.__kwdefaults__.update(probe_fn=PROBE)
 
 
-def gpu_worker_on_a_fake_gpu(rank, world_size, results_queue, index_path, output_dir, model_config, *args):
+def gpu_worker_on_a_fake_gpu(rank, world_size, results_queue, index_path, output_dir, model_config, *args, **loaded):
     """Work on the CPU, and note beside the model's control file when this process had which device."""
     import torch
 
@@ -53,24 +55,31 @@ def gpu_worker_on_a_fake_gpu(rank, world_size, results_queue, index_path, output
     gpu_worker.make_plan = lambda *args, **_: make_plan(*args, device_type="cuda")  # as its parent has it
     _note(uses, {**use, "event": "begin", "time": time.monotonic()})
     try:
-        gpu_worker.gpu_worker(rank, world_size, results_queue, index_path, output_dir, model_config, *args)
+        gpu_worker.gpu_worker(rank, world_size, results_queue, index_path, output_dir, model_config, *args, **loaded)
     finally:
         _note(uses, {**use, "event": "end", "time": time.monotonic()})
 
 
 def probe_a_fake_gpu(rank, world_size, results_queue, index_path, output_dir, model_config):
-    """Report what suits the hash model."""
-    results_queue.put(
-        {
-            "rank": rank,
-            "status": "complete",
-            "device_name": "fake",
-            "attention_kernel": "no attention",
-            "attention_reason": "a hash needs none",
-            "token_budget": model_config.token_budget or 64,
-            "trials": [],
-        }
-    )
+    """Probe the CPU as a GPU, but for the trials of budgets."""
+    config = replace(model_config, token_budget=model_config.token_budget or 64)
+    try_out_a_fake_gpu(rank, world_size, results_queue, index_path, output_dir, config)
+
+
+def try_out_a_fake_gpu(*args):
+    """Probe the CPU as a GPU of 1 GiB, with trials of budgets unless one is given."""
+    import torch
+
+    from virnucpro.pipeline.plan import probe_worker
+
+    none = ("memory_allocated", "memory_reserved", "max_memory_reserved", "reset_peak_memory_stats")
+    for name in (*none, "synchronize", "empty_cache"):
+        setattr(torch.cuda, name, lambda *_: 0)
+    torch.cuda.mem_get_info = lambda _device: (1 << 30, 1 << 30)
+    torch.cuda.get_device_name = lambda _device: "fake"
+    probe_worker.own_device = lambda _config: torch.device("cpu")
+    probe_worker.gpu_worker = gpu_worker_on_a_fake_gpu
+    probe_worker.probe_worker(*args)
 
 
 def uses_of(control: Path) -> list[dict]:

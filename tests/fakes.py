@@ -101,9 +101,12 @@ def load_faulty_model(weights_path, device, *, precision="fp32"):
     files beside the JSON, so that a new process sees what the earlier ones did); ``poison``: sequence -> how, for
     batches that hold it, in every process; ``while_loading``: how to fail instead of giving a model; ``gate``: a file
     without which no batch is computed; ``failures_first``: how often that worker fails before the others compute
-    anything, or they may have done its work before it starts.
+    anything, or they may have done its work before it starts; ``loads``: note beside it which process loads a model.
     """
     plan = json.loads(Path(weights_path).read_text())
+    if plan.get("loads"):
+        with Path(weights_path).with_suffix(".loads").open("a") as file:
+            file.write(f"{os.getpid()}\n")
     slow_s = plan.get("slow_s", 0.0)
     poison, awaited = plan.get("poison", {}), plan.get("failures_first", 0)
     if "while_loading" in plan:
@@ -432,6 +435,7 @@ def report_environment(rank, world_size, results_queue, *args):
             "visible": os.environ.get("CUDA_VISIBLE_DEVICES"),
             "trim": os.environ.get("MALLOC_TRIM_THRESHOLD_"),
             "blas_threads": os.environ.get("OPENBLAS_NUM_THREADS"),
+            "allocator": [os.environ.get(f"PYTORCH_{kind}ALLOC_CONF") for kind in ("CUDA_", "")],
             "pid": os.getpid(),
             "process_name": multiprocessing.current_process().name,
             "modules": [name for name in ("torch", "prefect", "esm") if name in sys.modules],

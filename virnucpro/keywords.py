@@ -24,7 +24,7 @@ class RunKeywords(TypedDict, total=False):
     devices: str
     workers: int | None
     workers_per_device: int
-    loader_processes: int
+    loader_processes: int | None
     precision: PrecisionChoice | Literal["auto", "fp32", "bf16", "fp16"]
     token_budget: int | None
     threads: int

@@ -97,10 +97,10 @@ class Hardware(Box):
         1, "Workers per GPU", "Processes that share each GPU: several can pay for small models. 1 for the CPU.", ge=1,
         le=64, metavar="N"
     )
-    loader_processes: int = knob(
-        0, "Loader processes",
-        "Beside each worker, to read and tokenise ahead. 0: the worker does it. A fast GPU may need some for DNA.",
-        ge=0, le=64, metavar="N"
+    loader_processes: int | None = knob(
+        None, "Loader processes",
+        "Beside each worker, to read and tokenise ahead. 0: the worker does it, which is faster for proteins.",
+        ge=0, le=64, metavar="N", auto="2 for much DNA on a GPU with cores to spare, else 0"
     )
     precision: PrecisionChoice = knob(
         PrecisionChoice.AUTO,

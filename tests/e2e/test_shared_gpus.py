@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 import random
 import signal
@@ -142,6 +143,9 @@ def test_runs_of_a_deployment_side_by_side_never_have_one_gpu_twice(prefect_serv
     assert {use["device"] for use in uses if use["out"].endswith("both")} == {"0", "1"}
     assert not [use for use in uses if use["out"].endswith("cancelled")]
     assert fake_gpus.shared(uses) == []
+    for log in (tmp_path / "both" / "logs").glob("worker_*.log"):
+        events = [json.loads(line)["event"] for line in log.read_text().splitlines()]
+        assert (events.count("model.loaded"), events.count("model.kept")) == (1, 1), "other threads of Prefect took it"
     for name in ("one", "other", "both"):
         found = compare_rows(tmp_path / name, proteins)
         assert (found.lost, found.duplicated, found.differing) == (0, 0, 0)

@@ -9,6 +9,7 @@ import os
 import shutil
 from pathlib import Path
 from types import SimpleNamespace
+from zipfile import ZIP_DEFLATED, ZipFile
 
 import numpy as np
 import pytest
@@ -22,7 +23,7 @@ from tools.encoders.masked_residues import new_encoder
 from tools.encoders.training import TrainingSettings
 from virnucpro.data.collators import PackedBatch
 from virnucpro.errors import SequenceError, UnknownModelError, WeightsError
-from virnucpro.models.encoders.esm2_checkpoint import ProteinTokenizer
+from virnucpro.models.encoders.esm2_checkpoint import ProteinTokenizer, load_pickled
 from virnucpro.models.esm2_flash import load_esm2_model
 from virnucpro.pipeline.async_inference import AsyncInferenceRunner
 
@@ -82,6 +83,26 @@ def test_pt_and_safetensors_of_one_model_give_the_same_bits(encoder, published, 
     pt_path = _fair_esm_checkpoint(encoder, tmp_path / "same.pt")
     first, second = (load_esm2_model(path, "cpu") for path in (published, str(pt_path)))
     assert torch.equal(first[0](*_packed(first[1], SEQUENCES)), second[0](*_packed(second[1], SEQUENCES)))
+
+
+def test_a_pt_is_mapped_while_it_is_read_and_not_afterwards(encoder, tmp_path):
+    path = _fair_esm_checkpoint(encoder, tmp_path / "mapped.pt")
+    with torch.serialization.safe_globals([argparse.Namespace]):
+        contents = load_pickled(path)
+    assert str(path) in Path("/proc/self/maps").read_text()
+    del contents
+    model, _ = load_esm2_model(path, "cpu")
+    assert str(path) not in Path("/proc/self/maps").read_text()
+    assert all(torch.isfinite(parameter).all() for parameter in model.parameters())
+
+
+def test_a_pt_that_was_compressed_is_refused_since_mapped_it_gives_other_numbers(encoder, tmp_path):
+    plain, compressed = _fair_esm_checkpoint(encoder, tmp_path / "plain.pt"), tmp_path / "compressed.pt"
+    with ZipFile(plain) as before, ZipFile(compressed, "w", ZIP_DEFLATED) as after:
+        for name in before.namelist():
+            after.writestr(name, before.read(name))
+    with pytest.raises(WeightsError, match="compressed"):
+        load_esm2_model(compressed, "cpu")
 
 
 def test_rotary_frequencies_are_the_checkpoints_own(encoder, tmp_path):

@@ -60,6 +60,29 @@ def test_what_dask_sets_for_its_own_memory_does_not_reach_a_worker(tmp_path, mon
     assert os.environ["MALLOC_TRIM_THRESHOLD_"] == here
 
 
+GROWING = "expandable_segments:True"
+
+
+@pytest.mark.parametrize(
+    ("device", "here", "there"),
+    [
+        (Device("1"), {}, [GROWING, GROWING]),
+        (CPU, {}, [None, None]),
+        (Device("1"), {"PYTORCH_CUDA_ALLOC_CONF": "backend:native"}, ["backend:native", None]),
+        (Device("1"), {"PYTORCH_ALLOC_CONF": ""}, [None, ""]),
+    ],
+)
+def test_memory_of_a_gpu_grows_in_place_unless_the_user_has_settings(tmp_path, monkeypatch, device, here, there):
+    for variable in ("PYTORCH_CUDA_ALLOC_CONF", "PYTORCH_ALLOC_CONF"):
+        monkeypatch.delenv(variable, raising=False)
+    for variable, value in here.items():
+        monkeypatch.setenv(variable, value)
+    before = dict(os.environ)
+    _, reports = run(GPUProcessCoordinator(1, tmp_path, devices=[device]), fakes.report_environment)
+    assert reports[0]["allocator"] == there
+    assert dict(os.environ) == before
+
+
 def test_numpy_has_one_thread_in_a_worker_and_here_as_many_as_before(tmp_path, monkeypatch):
     monkeypatch.setenv("OPENBLAS_NUM_THREADS", "5")
     _, reports = run(cpu_coordinator(1, tmp_path), fakes.report_environment)

@@ -8,14 +8,18 @@ import random
 import h5py
 import numpy as np
 import pytest
+import torch
+from structlog.testing import capture_logs
 
 from tests import fakes
+from virnucpro.choices import SequenceKind
 from virnucpro.config import RunLimits
 from virnucpro.data.packing import make_plan
 from virnucpro.data.sequence_index import SequenceIndex, get_worker_indices
+from virnucpro.pipeline import gpu_worker as worker_module
 from virnucpro.pipeline.devices import CPU, Device
 from virnucpro.pipeline.gpu_coordinator import GPUProcessCoordinator
-from virnucpro.pipeline.gpu_worker import gpu_worker
+from virnucpro.pipeline.gpu_worker import LOADERS_TOKENS, gpu_worker, loader_processes
 from virnucpro.run_layout import RunLayout
 from virnucpro.store.parts import SealedBlocks, part_paths
 
@@ -261,3 +265,43 @@ def test_a_gpu_that_is_not_there_is_a_configuration_error(tmp_path, proteins):
     outcomes, reports = run_workers(layout, fakes.hash_config(), 1, devices=[Device("97")], attempts=3)
     assert (outcomes[0].exit_code, outcomes[0].attempts) == (78, 1)
     assert "device 97 was asked for" in reports[0]["error"]
+
+
+MUCH = LOADERS_TOKENS
+
+
+@pytest.mark.parametrize(
+    ("asked", "device", "kind", "tokens", "cores", "chosen"),
+    [
+        (None, "cuda", SequenceKind.DNA, MUCH, 3, 2),
+        (None, "cuda", SequenceKind.DNA, MUCH, 64, 2),
+        (None, "cuda", SequenceKind.DNA, MUCH, 2, 0),
+        (None, "cuda", SequenceKind.DNA, MUCH - 1, 64, 0),
+        (None, "cuda", SequenceKind.PROTEIN, MUCH, 64, 0),
+        (None, "cpu", SequenceKind.DNA, MUCH, 64, 0),
+        (0, "cuda", SequenceKind.DNA, MUCH, 64, 0),
+        (5, "cuda", SequenceKind.PROTEIN, 1, 1, 5),
+        (5, "cpu", SequenceKind.DNA, 1, 1, 5),
+    ],
+)
+@pytest.mark.parametrize("workers", [1, 4])
+def test_much_dna_on_a_gpu_with_cores_to_spare_gets_loaders(
+    monkeypatch, asked, device, kind, tokens, cores, chosen, workers
+):
+    monkeypatch.setattr(worker_module, "usable_cores", lambda: cores * workers)
+    config = fakes.hash_config(sequence_kind=kind, loader_processes=asked)
+    assert loader_processes(config, torch.device(device), tokens=tokens * workers, workers=workers) == chosen
+
+
+def test_without_shared_memory_there_are_no_loaders_and_the_log_says_why(monkeypatch):
+    class Full:
+        def Event(self):  # noqa: N802  multiprocessing's name
+            raise OSError(28, "No space left on device")
+
+    monkeypatch.setattr("virnucpro.data.collators.multiprocessing.get_context", lambda _method: Full())
+    monkeypatch.setattr(worker_module, "usable_cores", lambda: 8)
+    config = fakes.hash_config(sequence_kind=SequenceKind.DNA)
+    with capture_logs() as lines:
+        assert loader_processes(config, torch.device("cuda"), tokens=MUCH, workers=1) == 0
+    assert [(line["event"], line["log_level"]) for line in lines] == [("loaders.left_out", "warning")]
+    assert "/dev/shm (No space left on device)" in lines[0]["reason"]

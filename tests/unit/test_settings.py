@@ -69,7 +69,7 @@ STANDS_FOR = {
 """Argument -> what its automatic default is, for the bundled models."""
 FOUND_OUT = {
     *("workers", "token_budget", "fdr", "time_limit_minutes", "weights_dir", "cache_dir", "metrics_port"),
-    *("metrics_targets", "metrics_network", "pushgateway"),
+    *("metrics_targets", "metrics_network", "pushgateway", "loader_processes"),
 }
 """Settings whose default stands for nothing, or for what only the machine knows."""
 

@@ -196,6 +196,16 @@ class VarlenCollator:
                 yield UnreadableSequence(record.position, record.sequence_id, error.what)
 
 
+def check_shared_memory(loaders: int) -> None:
+    """Raise ConfigurationError where so many loader processes have no room for their semaphores."""
+    try:
+        _theirs = [multiprocessing.get_context("spawn").Event() for _ in range(loaders and loaders + 2)]
+    except OSError as error:
+        raise ConfigurationError(
+            f"loader processes need room in /dev/shm ({error.strerror}): enlarge it, or use --loader-processes 0"
+        ) from error
+
+
 def create_async_dataloader(
     dataset: IndexBasedDataset,
     collator: VarlenCollator,
@@ -211,13 +221,7 @@ def create_async_dataloader(
         loader_processes: Processes that read and tokenise ahead; 0 loads in this process.
         pin_memory: Return page-locked tensors (GPUs only).
     """
-    if loader_processes:
-        try:
-            _like_the_loaders = [multiprocessing.get_context("spawn").Event() for _ in range(loader_processes + 2)]
-        except OSError as error:
-            raise ConfigurationError(
-                f"loader processes need room in /dev/shm ({error.strerror}): enlarge it, or use --loader-processes 0"
-            ) from error
+    check_shared_memory(loader_processes)
     return DataLoader(
         dataset,  # type: ignore[arg-type]  # map-style by protocol: `data` imports torch here only
         batch_sampler=batches,  # type: ignore[arg-type]  # it takes any sequences of numbers, not only lists

@@ -20,13 +20,15 @@ import torch
 
 from virnucpro import spans
 from virnucpro.allowed_roots import DATA_ROOTS
-from virnucpro.choices import KERNEL_SEPARATOR
+from virnucpro.choices import KERNEL_SEPARATOR, SequenceKind
+from virnucpro.data.collators import check_shared_memory
 from virnucpro.data.packing import make_plan
 from virnucpro.data.sequence_index import SequenceIndex
 from virnucpro.errors import ConfigurationError
 from virnucpro.models.registry import check_model_path, is_path
 from virnucpro.pipeline.blocks.block_work import BlockWork
 from virnucpro.pipeline.devices import CPU_TOKEN, VISIBLE_VARIABLE, processor_of
+from virnucpro.pipeline.hardware.device_claim import usable_cores
 from virnucpro.pipeline.hardware.device_errors import failure_of
 from virnucpro.pipeline.work import own_process
 from virnucpro.pipeline.work.assignment import AssignedUnit, Assignment
@@ -39,7 +41,13 @@ if TYPE_CHECKING:
     from virnucpro.pipeline.async_inference import PackedEncoder
     from virnucpro.pipeline.work.worker_process import ReportPipe
 
+    Loaded = tuple[PackedEncoder, Tokenizer]
+
 log = structlog.get_logger(__name__)
+
+
+LOADERS, LOADERS_TOKENS = 2, 10_000_000
+"""Processes, and the tokens of a worker from which on they gain more seconds than they take to start."""
 
 
 def gpu_worker(
@@ -50,6 +58,8 @@ def gpu_worker(
     output_dir: str | Path,
     model_config: ModelConfig,
     assignment: Assignment | None = None,
+    *,
+    loaded: Loaded | None = None,
 ) -> None:
     """
     Embed blocks of a run on the one device that this process sees.
@@ -64,6 +74,7 @@ def gpu_worker(
         model_config: What to compute.
         assignment: Whether it asks its parent for blocks, and what is known of earlier failures; by default it computes
             the stride of its rank.
+        loaded: The run's model, where this process has it already.
 
     Raises:
         SystemExit: The work failed; its code tells the class of the failure, the report tells the reason.
@@ -84,8 +95,9 @@ def gpu_worker(
             device_label, attempt = own_process.own_label(), assignment.attempt
             process: dict[str, int | str] = {"rank": rank, "device": device_label, "attempt": attempt}
             spans.enable(layout.spans_dir, process, block_of=plan.block_of)
-        load = partial(load_model, model_config, device, results_queue)
-        work = BlockWork(index, plan, layout, model_config, assignment, results_queue, stop, load)
+        load = partial(load_model, model_config, device, results_queue, loaded)
+        loaders = loader_processes(model_config, device, tokens=int(plan.tokens.sum()), workers=world_size)
+        work = BlockWork(index, plan, layout, model_config, assignment, results_queue, stop, load, loaders)
         num_sequences = work.do(rank, device)
     shard_path = str(layout.shard(rank))
     results_queue.put({"rank": rank, "status": "complete", "shard_path": shard_path, "num_sequences": num_sequences})
@@ -118,9 +130,30 @@ def own_device(config: ModelConfig) -> torch.device:
     return torch.device("cuda:0" if torch.cuda.is_available() and token != CPU_TOKEN else "cpu")
 
 
-def load_model(config: ModelConfig, device: torch.device, reports: ReportPipe) -> tuple[PackedEncoder, Tokenizer]:
+def loader_processes(config: ModelConfig, device: torch.device, *, tokens: int, workers: int) -> int:
     """
-    Load the run's model onto *device*, and report it.
+    Return how many processes read and tokenise for each of *workers*: as asked, or two for many *tokens* of DNA.
+
+    One alone is no faster than none: 0.48, 0.44 and 0.71 million tokens a second by none, one and two on two cores; an
+    H100 takes 1.16 (feeding_2026-11-24.json and gpu_check_2026-11-26.json in benchmarks/results).
+    """
+    asked = config.settings.hardware.loader_processes
+    if asked is not None or device.type == "cpu" or config.sequence_kind is not SequenceKind.DNA:
+        return asked or 0
+    cores = usable_cores() // workers
+    chosen = LOADERS if tokens >= LOADERS_TOKENS * workers and cores > LOADERS else 0
+    try:
+        check_shared_memory(chosen)
+    except ConfigurationError as error:
+        log.warning("loaders.left_out", reason=str(error))
+        return 0
+    log.info("loaders.chosen", processes=chosen, tokens=tokens, cores=cores)
+    return chosen
+
+
+def load_model(config: ModelConfig, device: torch.device, reports: ReportPipe, loaded: Loaded | None = None) -> Loaded:
+    """
+    Load the run's model onto *device*, unless it is *loaded*, and report it.
 
     Raises:
         WeightsError: The weights are absent or unusable.
@@ -132,9 +165,10 @@ def load_model(config: ModelConfig, device: torch.device, reports: ReportPipe) -
     if is_path(config.settings.model):
         check_model_path(Path(config.weights_path))
     with spans.span(spans.PREPARING, name="load model"):
-        model, tokenizer = load(config.weights_path, device, precision=config.precision)
+        model, tokenizer = loaded or load(config.weights_path, device, precision=config.precision)
     seconds = round(time.monotonic() - started_s, 3)
-    log.info("model.loaded", model=config.model_name, precision=config.precision, seconds=seconds)
+    event = "model.loaded" if loaded is None else "model.kept"
+    log.info(event, model=config.model_name, precision=config.precision, seconds=seconds)
     attention = model.attention
     log.info("attention.chosen", kernel=attention.name, reason=attention.reason)
     if config.attention_kernel and attention.name not in config.attention_kernel.split(KERNEL_SEPARATOR):
@@ -142,8 +176,8 @@ def load_model(config: ModelConfig, device: torch.device, reports: ReportPipe) -
             f"this run's rows are computed with the attention kernel {config.attention_kernel}, but this device would "
             f"use {attention.name} ({attention.reason}): use the same packages and GPUs, or another output folder"
         )
-    loaded = {"seconds": seconds, "attention_kernel": attention.name, "processor": processor_of(device.type)}
-    reports.put({"kind": "model_loaded", **loaded} | ({"gpu_uuid": _gpu_uuid(device)} if device.type == "cuda" else {}))
+    about = {"seconds": seconds, "attention_kernel": attention.name, "processor": processor_of(device.type)}
+    reports.put({"kind": "model_loaded", **about} | ({"gpu_uuid": _gpu_uuid(device)} if device.type == "cuda" else {}))
     return model, tokenizer
 
 

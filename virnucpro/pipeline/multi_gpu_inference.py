@@ -30,6 +30,7 @@ from virnucpro.pipeline.run.run import failure_noted, running
 from virnucpro.pipeline.run.run_completion import aggregate_run, close_run, finished_result, stop_run, validate_run
 from virnucpro.pipeline.run.run_preparation import GPU_WORKER, PreparedRun, prepare_run
 from virnucpro.pipeline.run.stages import Stages, call_stage
+from virnucpro.pipeline.work.warm_process import kept_warm
 from virnucpro.pipeline.work.worker_process import importable_name
 from virnucpro.run_layout import RunLayout
 from virnucpro.settings import EmbeddingSettings
@@ -177,7 +178,7 @@ def run_embedding(
     executor = executor or LocalRanks(worker_fn, on_message)
     layout = RunLayout(Path(output_dir))
     claim = DeviceClaim.of(devices)
-    with running(layout, telemetry) as (run_id, shown), claim.held(shown, run_id=run_id, stop=stop):
+    with running(layout, telemetry) as (run_id, shown), claim.held(shown, run_id=run_id, stop=stop), kept_warm(run_id):
         stages = Stages(shown, stage_runner, model=model_config.model_name)
         prepared = partial(
             prepare_run,

@@ -100,12 +100,12 @@ def reading_checkpoint(path: Path, kind: str) -> Iterator[None]:
 
 
 def load_pickled(path: Path) -> dict[str, Any]:
-    """Load a ``.pt`` without executing its content; ResultError where it crashes, hangs or takes too much memory."""
-    load = partial(torch.load, path, map_location="cpu", weights_only=True)
+    """Load a ``.pt``, mapped if it can be, without executing it; ResultError where it crashes or takes too much."""
+    load = partial(torch.load, path, map_location="cpu", weights_only=True, mmap=zipfile.is_zipfile(path))
 
     def try_to_load(_: Path) -> None:
         try:
-            load(mmap=zipfile.is_zipfile(path))
+            load()
         except Exception as error:  # raised again below
             if is_of_memory(error):
                 raise

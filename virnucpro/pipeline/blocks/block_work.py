@@ -64,6 +64,8 @@ class BlockWork:
     stop: threading.Event
     load_model: Callable[[], tuple[PackedEncoder, Tokenizer]]
     """Called once, when there is something to compute."""
+    loader_processes: int = 0
+    """Beside this one, to read and tokenise ahead."""
     _units: AssignedBlocks = field(init=False)
     _unit: AssignedUnit = field(init=False)
     _left: set[int] = field(default_factory=set)
@@ -239,7 +241,7 @@ class BlockWork:
             IndexBasedDataset(self.index),
             VarlenCollator(tokenizer, max_residues=self.config.max_residues, in_windows=self.config.in_windows),
             (self._positions(block).tolist() for block in blocks),
-            loader_processes=self.config.settings.hardware.loader_processes,
+            loader_processes=self.loader_processes,
             pin_memory=device.type == "cuda",
         )
 

@@ -1,10 +1,11 @@
-"""Probes the run's GPUs before it is planned, each in an isolated process: attention kernel and token budget."""
+"""Probes the run's GPUs before it is planned, each in a process that then waits for a rank: kernel and token budget."""
 
 from __future__ import annotations
 
 import threading
-from concurrent.futures import ThreadPoolExecutor
+from concurrent.futures import Future, wait
 from dataclasses import dataclass
+from functools import partial
 from typing import TYPE_CHECKING, Any
 
 import structlog
@@ -13,13 +14,14 @@ from virnucpro.config import RunLimits
 from virnucpro.errors import ConfigurationError, DeviceError, StoppedError
 from virnucpro.pipeline.failures import FailureClass
 from virnucpro.pipeline.work.rank_runner import run_rank
+from virnucpro.pipeline.work.warm_process import BECOMES, leave_waiting
 from virnucpro.telemetry.ranks import Rank
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from collections.abc import Callable, Sequence
 
     from virnucpro.pipeline.devices import Device
-    from virnucpro.pipeline.work.worker_process import WorkerFunction
+    from virnucpro.pipeline.work.worker_process import WorkerFunction, WorkerProcess
 
 log = structlog.get_logger(__name__)
 
@@ -48,6 +50,7 @@ def probe_devices(
     probe_fn: WorkerFunction = PROBE_WORKER,
     stop: threading.Event | None = None,
     least: int | None = None,
+    run_id: str = "",
 ) -> list[DeviceProbe]:
     """
     Probe every device; return the results of those that can be used.
@@ -55,6 +58,7 @@ def probe_devices(
     Args:
         devices: GPUs of the ranks; a shared one is probed once, alone.
         least: GPUs that must be usable; unusable ones are skipped with a warning. By default all.
+        run_id: Of the run within whose ``kept_warm`` the processes wait; otherwise they end.
 
     Raises:
         StoppedError: *stop* was set.
@@ -62,30 +66,27 @@ def probe_devices(
     """
     stop = stop or threading.Event()
     gpus = list(dict.fromkeys(devices))
-    reports: dict[int, dict[str, Any]] = {}
-
-    def on_message(rank: int, message: dict[str, Any]) -> None:
-        if "kind" not in message:
-            reports[rank] = message
-
-    def probe(rank: int) -> Rank:
-        return run_rank(
+    futures = [Future[Rank]() for _ in gpus]
+    for rank, device in enumerate(gpus):
+        probe = partial(
+            run_rank,
             probe_fn,
             worker_args,
-            rank=Rank(rank=rank, device=gpus[rank].label),
+            rank=Rank(rank=rank, device=device.label),
             world_size=len(gpus),
-            device=gpus[rank],
+            device=device,
             limits=RunLimits(),
             stop=stop,
-            on_message=on_message,
+            may_wait=True,
         )
-
-    with ThreadPoolExecutor(len(gpus), thread_name_prefix="probe") as threads:
-        try:
-            outcomes = list(threads.map(probe, range(len(gpus))))
-        except BaseException:
-            stop.set()  # or the executor would wait for processes of no use any more
-            raise
+        args = probe, futures[rank], run_id, device
+        threading.Thread(target=_probe, args=args, name=f"probe-{rank}", daemon=True).start()
+    try:
+        outcomes = [outcome.result() for outcome in futures]
+    except BaseException:
+        stop.set()
+        wait(futures)
+        raise
     if stop.is_set():
         raise StoppedError
     errors = [_error_of(outcome) for outcome in outcomes if outcome.state != "complete"]
@@ -95,12 +96,25 @@ def probe_devices(
         log.warning("device.left_out", reason=str(error))
     return [
         DeviceProbe(
-            device=device.label,
-            **{name: reports[rank][name] for name in DeviceProbe.__annotations__ if name != "device"},
+            device=outcome.device, **{name: report[name] for name in DeviceProbe.__annotations__ if name in report}
         )
-        for rank, device in enumerate(gpus)
-        if outcomes[rank].state == "complete"
+        for outcome in outcomes
+        if outcome.state == "complete" and (report := outcome.attempt.report)
     ]
+
+
+def _probe(probe: Callable[..., Rank], outcome: Future[Rank], run_id: str, device: Device) -> None:
+    """Do a probe, and stay: the kernel ends a process with the thread that started it."""
+    started: list[WorkerProcess] = []
+    try:
+        record = probe(on_start=started.append)
+        if record.state == "complete" and (becomes := (record.attempt.report or {}).get(BECOMES)):
+            leave_waiting(run_id, device, started[0], becomes)
+        outcome.set_result(record)
+        for worker in started:
+            worker.outlive()
+    except BaseException as error:  # noqa: BLE001  # raised where the outcome is waited for
+        outcome.set_exception(error)
 
 
 def _error_of(outcome: Rank) -> ConfigurationError:

@@ -1,4 +1,4 @@
-"""The worker that probes one GPU before the plan is made: its attention kernel, and how many tokens suit it."""
+"""Probes one GPU before the plan is made, and then becomes a worker: its kernel, and how many tokens suit it."""
 
 from __future__ import annotations
 
@@ -13,10 +13,12 @@ from virnucpro.data.collators import VarlenCollator
 from virnucpro.data.packing import tokens_of
 from virnucpro.data.sequence_dataset import IndexBasedDataset
 from virnucpro.data.sequence_index import SequenceIndex
-from virnucpro.pipeline.gpu_worker import begin_logging, load_model, own_device
+from virnucpro.pipeline.gpu_worker import begin_logging, gpu_worker, load_model, own_device
 from virnucpro.pipeline.hardware.device_errors import failure_of
 from virnucpro.pipeline.plan.token_budget import DeviceTrials, Trial, choose_token_budget
 from virnucpro.pipeline.work.own_process import failure_reported
+from virnucpro.pipeline.work.warm_process import BECOMES
+from virnucpro.pipeline.work.worker_process import importable_name
 from virnucpro.run_layout import RunLayout
 
 if TYPE_CHECKING:
@@ -40,11 +42,11 @@ def probe_worker(
     model_config: ModelConfig,
 ) -> None:
     """
-    Load the model, report its attention kernel and, unless the budget was given, try out budgets.
+    Load the model, report its attention kernel, try out budgets unless one was given, and go on as ``gpu_worker``.
 
     Args:
         results_queue: Takes the report: ``{'rank', 'status': 'complete', 'device_name', 'attention_kernel',
-            'attention_reason', 'token_budget', 'trials'}``, or why it failed.
+            'attention_reason', 'token_budget', 'trials', 'becomes'}``, or why it failed.
 
     Raises:
         SystemExit: It failed; the exit code has the class of the failure, the report the reason.
@@ -82,6 +84,8 @@ def probe_worker(
                 memory_bytes=trial_of.memory_bytes // model_config.settings.hardware.workers_per_device,
             )
             log.info("budget.measured", token_budget=budget, trials=len(trials))
+            torch.cuda.reset_peak_memory_stats(device)
+            del index, tokens, longest, typical, trial_of  # not for the rest of this process
     report = {
         "rank": rank,
         "status": "complete",
@@ -93,8 +97,11 @@ def probe_worker(
             {"tokens": t.tokens, "tokens_per_second": round(t.tokens_per_second), "peak_mib": t.peak_bytes >> 20}
             for t in trials
         ],
+        BECOMES: ":".join(importable_name(gpu_worker)),
     }
     results_queue.put(report)
+    rank, world_size, worker_args = results_queue.next_work()
+    gpu_worker(rank, world_size, results_queue, *worker_args, loaded=(model, tokenizer))
 
 
 def _typical(num_sequences: int) -> range:

@@ -316,7 +316,9 @@ class _EmbeddingPreparation(Preparation[RunManifest, SequenceIndex]):
             probes = self.probe_elsewhere(*args)
         else:
             least = claim.choice.least
-            probes = probe_devices(claim.devices(), args, probe_fn=self.probe_fn, stop=self.stop, least=least)
+            probes = probe_devices(
+                claim.devices(), args, probe_fn=self.probe_fn, stop=self.stop, least=least, run_id=self.run_id
+            )
             claim.keep({probe.device for probe in probes})
         self.model_config = replace(
             self.model_config,

@@ -14,6 +14,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from virnucpro.pipeline.failures import FailureClass, OomKills, classify_exit
+from virnucpro.pipeline.work.warm_process import BECOMES, take_waiting
 from virnucpro.pipeline.work.worker_process import WorkerProcess
 
 if TYPE_CHECKING:
@@ -37,6 +38,9 @@ WAITING_POLL_S = 0.05
 
 class RetryPolicy:
     """Up to ``limits.attempts`` processes for each worker, while a retry may help; called from the workers' threads."""
+
+    run_id: str = ""
+    """Of the run whose waiting processes are taken first."""
 
     def __init__(self, ranks: Sequence[Rank], limits: RunLimits, oom_kills: OomKills | None = None) -> None:
         self.ranks, self.limits = ranks, limits
@@ -94,9 +98,10 @@ def run_worker(
     starts_again = True
     while starts_again and not stop.is_set():
         with policy.turn(rank.rank, stop):
+            args = policy.worker_args(rank.rank, worker_args, task=task)
             run_rank(
                 worker_fn,
-                policy.worker_args(rank.rank, worker_args, task=task),
+                args,
                 rank=rank,
                 world_size=world_size,
                 device=device,
@@ -106,6 +111,7 @@ def run_worker(
                 on_start=on_start,
                 oom_kills=policy.oom_kills,
                 next_blocks=policy.next_blocks,
+                warm=take_waiting(policy.run_id, device, worker_fn, (rank.rank, world_size, args)),
             )
         starts_again = policy.another_attempt(rank)
         on_end(starts_again)
@@ -124,6 +130,8 @@ def run_rank(
     on_start: Callable[[WorkerProcess], None] = lambda _: None,
     oom_kills: OomKills | None = None,
     next_blocks: BlockSource = lambda _: [],
+    warm: WorkerProcess | None = None,
+    may_wait: bool = False,
 ) -> Rank:
     """
     Run one process of one rank to its end, and return *rank*; no process is left when this returns or raises.
@@ -133,11 +141,16 @@ def run_rank(
         stop: Ends the process at its next batch boundary.
         on_message: Called with the rank's number and each message, after it was applied to *rank*.
         next_blocks: Called with the rank's number when its process asks for blocks, until it returns an answer.
+        warm: A process that waited and goes on with this work, instead of a new one.
+        may_wait: Leave a process whose report says what it becomes: it counts as complete.
 
     Raises:
         ConfigurationError: The worker function cannot be imported by another process.
     """
-    worker = WorkerProcess(worker_fn, rank=rank.rank, world_size=world_size, device=device, worker_args=worker_args)
+    worker = warm or WorkerProcess(
+        worker_fn, rank=rank.rank, world_size=world_size, device=device, worker_args=worker_args
+    )
+    is_left = False
     rank.begin_attempt()
 
     def take_messages(timeout_s: float) -> None:
@@ -151,21 +164,23 @@ def run_rank(
             worker.answer(answers)
 
     try:
-        if not _has_started(worker, rank):
+        if warm is None and not _has_started(worker, rank):
             return rank
         rank.pids.append(worker.process.pid or 0)
         on_start(worker)
-        while worker.process.exitcode is None and not _is_overdue(rank, limits):
+        while not is_left and worker.process.exitcode is None and not _is_overdue(rank, limits):
             if stop.is_set():
                 worker.end(limits.stop_grace_s)
             answer()  # may take long; what came meanwhile is read before anything is judged overdue
             take_messages(POLL_S if rank.attempt.wants is None else WAITING_POLL_S)
+            is_left = may_wait and BECOMES in (rank.attempt.report or {})
     finally:
-        if worker.process.pid is not None:
-            worker.kill()
-            take_messages(0)
-            rank.exit_code = worker.process.exitcode
-        worker.close()
+        if not is_left:
+            if worker.process.pid is not None:
+                worker.kill()
+                take_messages(0)
+            worker.close()
+        rank.exit_code = 0 if is_left else worker.process.exitcode
         _conclude(rank, oom_kills, stopping=stop.is_set())
     return rank
 

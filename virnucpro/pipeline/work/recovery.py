@@ -125,7 +125,7 @@ class Recovery(RetryPolicy):
     ) -> None:
         super().__init__(ranks, limits, oom_kills)
         self._observer = _Unobserved() if observer is None else observer
-        self._run_id = run_id
+        self.run_id = run_id
         self._pool = BlockPool(num_blocks, ranks) if pool is None else pool
         self._more = more
         self._records = {rank.rank: rank for rank in ranks}
@@ -150,7 +150,7 @@ class Recovery(RetryPolicy):
                 first=AssignedUnit(blocks=blocks, to_check=True, quarantined=frozenset(self._quarantined())),
                 asks_parent=True,
                 is_on_cluster=self._pool.is_on_cluster,
-                run_id=self._run_id,
+                run_id=self.run_id,
                 attempt=record.attempts + 1,
                 task=task,
                 after_failure=record.fruitless > 0,

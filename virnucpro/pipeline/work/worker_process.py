@@ -26,11 +26,12 @@ from contextlib import contextmanager, suppress
 from importlib.machinery import SourceFileLoader
 from multiprocessing.connection import wait
 from pathlib import Path
+from queue import SimpleQueue
 from types import ModuleType
 from typing import TYPE_CHECKING, Any
 
 from virnucpro.errors import ConfigurationError, ExitCode, SurroundingsError, VirNucProError, of_surroundings, printable
-from virnucpro.pipeline.devices import VISIBLE_VARIABLE, Device
+from virnucpro.pipeline.devices import CPU, VISIBLE_VARIABLE, Device
 from virnucpro.run_folders import worker_environment
 from virnucpro.this_host import open_standard_streams
 
@@ -41,6 +42,8 @@ if TYPE_CHECKING:
 
     WorkerFunction = Callable[..., None] | str
     """A function of an importable module, or ``module:function``, which the parent then need not import."""
+    NextWork = tuple[int, int, tuple[Any, ...]]
+    """Rank, number of ranks and arguments of a worker function."""
 
 MAX_MESSAGE_BYTES = 4096 - 4
 """Bytes of one message: PIPE_BUF less the length that ``Connection`` puts before it, so that one write carries both."""
@@ -54,6 +57,9 @@ BLAS_VARIABLE = "OPENBLAS_NUM_THREADS"
 """Threads that numpy starts as it is loaded, else one a core, in each of as many workers; torch has its own setting."""
 TRIM_VARIABLE, DASKS_TRIM = "MALLOC_TRIM_THRESHOLD_", "65536"
 """Of the C library, in bytes; what Dask's nannies set it to."""
+ALLOCATOR_VARIABLES = ("PYTORCH_CUDA_ALLOC_CONF", "PYTORCH_ALLOC_CONF")
+"""Of torch's memory on GPUs. Both: up to 2.9 torch takes these settings from the first alone, and from 2.9 to 2.11 the
+first alone costs a warning. Source: https://github.com/pytorch/pytorch/issues/183387"""
 _SCRIPT, _MAIN_OF_WORKER = ".py", "__mp_main__"
 _START_LOCK = threading.Lock()
 """Held while a process starts: the environment and ``__main__`` belong to the whole parent process."""
@@ -93,6 +99,12 @@ class ReportPipe:
             return None
         answer: dict[str, Any] = json.loads(self._answers.recv_bytes())
         return answer
+
+    def next_work(self) -> NextWork:
+        """Wait for the parent's ``go_on``."""
+        rank, world_size, worker_args = self._answers.recv()
+        multiprocessing.current_process().name = f"gpu_worker_{rank}"
+        return rank, world_size, worker_args
 
 
 def error_sentence(error: BaseException) -> str:
@@ -183,8 +195,8 @@ def _end_worker_with_parent() -> None:
     End this process when the one that started it is gone.
 
     The kernel does it at once, even to a process that stands still or holds the interpreter inside a library. It goes
-    by the thread that started us, which waits for us as long as we run (``run_rank``). A parent that was gone before
-    the kernel was asked has left us to another.
+    by the thread that started us, which waits as long as we run (``run_rank``, ``outlive``). A parent that was gone
+    before the kernel was asked has left us to another.
     """
     end_with_parent(signal.SIGKILL)
     parent = multiprocessing.parent_process()
@@ -214,6 +226,7 @@ class WorkerProcess:
         open_standard_streams()  # a pipe in place of one would be the child's
         self._connection, self._child_end = ctx.Pipe(duplex=False)
         self._childs_answers, self._answers = ctx.Pipe(duplex=False)
+        self._next_work: SimpleQueue[NextWork | None] = SimpleQueue()
         self.process: SpawnProcess = ctx.Process(
             target=run_isolated,
             name=f"gpu_worker_{rank}",
@@ -229,6 +242,7 @@ class WorkerProcess:
                 BLAS_VARIABLE: "1",
                 **worker_environment(),
                 **_without_dasks(),
+                **_allocator_settings(self._device),
             }
             with _START_LOCK, _environment(changes), _hidden_main():
                 self.process.start()
@@ -259,6 +273,17 @@ class WorkerProcess:
             for record in answers:
                 self._answers.send_bytes(json.dumps(record).encode("ascii"))
 
+    def go_on(self, work: NextWork) -> None:
+        """Give a process that waits in ``next_work`` what that returns; returns at once."""
+        self._next_work.put(work)
+
+    def outlive(self) -> None:
+        """Send what ``go_on`` gives, and return when the process has ended; for the thread that started it."""
+        if (work := self._next_work.get()) is not None:
+            with suppress(OSError):  # it has ended; one that does not read is watched by who runs the rank
+                self._answers.send(work)
+        wait([self.process.sentinel])
+
     def end(self, grace_s: float) -> None:
         """Make the process end: SIGTERM, then SIGKILL after *grace_s* seconds. Returns when it is gone."""
         if self.process.is_alive():
@@ -272,9 +297,15 @@ class WorkerProcess:
             self.process.kill()
         self.process.join()
 
+    def dismiss(self) -> None:
+        """End a process that waits, at once."""
+        self.kill()
+        self.close()
+
     def close(self) -> None:
         self._connection.close()
         self._answers.close()
+        self._next_work.put(None)
 
 
 def importable_name(worker_fn: WorkerFunction) -> tuple[str, str]:
@@ -312,6 +343,13 @@ def _without_dasks() -> dict[str, str | None]:
     Source: https://distributed.dask.org/en/stable/worker-memory.html#automatically-trim-memory
     """
     return {TRIM_VARIABLE: None} if os.environ.get(TRIM_VARIABLE) == DASKS_TRIM else {}
+
+
+def _allocator_settings(device: Device) -> dict[str, str | None]:
+    """Return what lets torch's memory on a GPU grow in place, unless the user has settings: blocks differ in size."""
+    if device == CPU or any(variable in os.environ for variable in ALLOCATOR_VARIABLES):
+        return {}
+    return dict.fromkeys(ALLOCATOR_VARIABLES, "expandable_segments:True")
 
 
 @contextmanager
