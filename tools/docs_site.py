@@ -26,6 +26,7 @@ FURTHER_PAGES = (
     "CODE_OF_CONDUCT.md",
     "CONTRIBUTING.md",
     "SECURITY.md",
+    "benchmarks/README.md",
     "benchmarks/results/table.md",
     "examples/README.md",
     "packaging/README.md",
