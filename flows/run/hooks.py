@@ -3,9 +3,9 @@ What happens when a run fails, crashes or is cancelled: its folder is left resum
 
 Prefect runs a hook in the flow's process, in the worker's, or in a new one that imports the flow; all that the hook has
 are the run's parameters and folder. A killed run is marked as stopped in ``run.json``, its live status and Prometheus
-target are removed, the flow run's log and an artifact say what is there and how to resume, and what is left open of
-it on the server (tasks, flow runs within it) ends with it. No error of a hook is raised, since it would hide how the run ended, and a hook
-waits for one answer of the API, ten seconds at most.
+target are removed, the flow run's log and an artifact say what is there and how to resume, and tasks and flow runs
+within it that are still open on the server end with it. No error of a hook is raised, since it would hide how the run
+ended, and a hook waits for one answer of the API, ten seconds at most.
 """
 
 from collections.abc import Callable, Mapping
@@ -67,7 +67,7 @@ def say_how_to_continue(flow: Flow[..., Any], flow_run: FlowRun, state: State[An
 
 
 def end_what_is_open(run_id: UUID, ending: Callable[..., State[Any]]) -> None:
-    """End tasks and flow runs within a run whose process is gone: no other process would, and they would stay Running."""
+    """End tasks and flow runs within a run whose process is gone: nobody else would, and they would stay Running."""
     ended = ending(message="The process of this run has ended.")
     with (
         suppress(Exception),  # they are for show alone

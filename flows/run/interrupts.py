@@ -30,7 +30,7 @@ from virnucpro.errors import ConfigurationError, StoppedError, TimeLimitError, V
 LOOK_S = 5.0
 """Seconds between two looks at the run's state."""
 CANCELLING_S = 60.0
-"""Seconds that Prefect's own cancellation has, unless the API was away: its worker sends SIGTERM within ten, and SIGKILL
+"""Seconds that Prefect's own cancellation has, unless the API was away: its worker sends SIGTERM within ten, SIGKILL
 thirty later."""
 AGAIN_S = 60.0
 """Seconds after which the clock rings again, for code that took the first ring for an error of its own. Stopping
