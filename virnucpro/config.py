@@ -95,6 +95,8 @@ class ModelConfig:
     loader: str = "virnucpro.models.esm2_flash:load_esm2_model"
     """``module:function`` that makes (model, tokenizer) from (weights_path, device, precision=...). Set by the
     registry, never from user input."""
+    provider: str = ""
+    """Package and version that the encoder is from, where it is not ours; other versions may compute other rows."""
     sequence_kind: SequenceKind = SequenceKind.PROTEIN
     letters_per_token: float = 1.0
     """Residues or nucleotides that the plan counts as one token. 1 is exact for ESM-2; for BPE it is an estimate, and
@@ -133,8 +135,7 @@ class ModelConfig:
         hardware, rules = self.settings.hardware, self.settings.sequences
         of_model = ("model_name", "weights_sha256", "config_sha256", "letters_per_token", "precision", "token_budget")
         deciding = {name: getattr(self, name) for name in of_model}
-        if self.attention_kernel:
-            deciding["attention_kernel"] = self.attention_kernel
+        deciding |= {name: value for name in ("attention_kernel", "provider") if (value := getattr(self, name))}
         asked = recorded_settings(hardware) | recorded_settings(rules)
         resolved = {"precision": str(self.precision), "token_budget": self.token_budget}
         deciding |= asked | resolved | {"max_residues": self.max_residues}
@@ -177,7 +178,7 @@ class ModelConfig:
         rows of a version with a defect are never served by the one that fixes it.
         """
         space = {
-            "loader": self.loader,
+            "loader": f"{self.loader} {self.provider}".rstrip(),
             "weights_sha256": self.weights_sha256,
             "config_sha256": self.config_sha256,
             "precision": self.precision,

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import argparse
 import json
 import os
 import pickle
@@ -11,6 +12,7 @@ import pytest
 import torch
 from safetensors.torch import save_file
 
+from virnucpro.choices import DEFAULT_PROTEIN_MODEL
 from virnucpro.errors import WeightsError
 from virnucpro.models.dnabert_s import PackedMosaicBert, load_dnabert_s
 from virnucpro.models.encoders.dnabert_checkpoint import MosaicBertConfig, open_dnabert_checkpoint
@@ -87,7 +89,6 @@ def test_a_file_beside_the_weights_that_is_nested_too_deep_or_a_pipe_is_refused(
     os.mkfifo(beside) if text is None else beside.write_text(text)
     with pytest.raises(WeightsError, match=rf"^weights of \w+: \S+{name} cannot be read"):
         load_dnabert_s(resolve_model(checkpoint).weights_path, "cpu")
-    assert family_of(checkpoint.with_suffix(".pt")) is (ESM2 if name == "config.json" else DNABERT_S)
 
 
 @pytest.mark.parametrize("content", [{7: torch.zeros(1)}, {"bert.x": 7}, [torch.zeros(1)], 7, {}])
@@ -120,20 +121,82 @@ def test_nothing_of_a_pickle_is_run(checkpoint, tmp_path):
     assert not (tmp_path / "ran").exists()
 
 
-def test_the_family_is_told_by_metadata_config_or_suffix(checkpoint, tmp_path, tensors):
-    (tmp_path / "elsewhere").mkdir()
-    bare = tmp_path / "elsewhere" / "model.safetensors"
-    save_file(tensors, bare)
-    assert family_of(bare) is ESM2
-    save_file(tensors, bare, metadata={"config": CONFIG.to_json()})
-    assert family_of(bare) is DNABERT_S
-    save_file(tensors, bare, metadata={"architecture": "{}"})
-    assert family_of(bare) is ESM2
-    assert family_of(checkpoint) is DNABERT_S
-    assert family_of(tmp_path / "esm2_t6_8M_UR50D.pt") is DNABERT_S  # config.json of a BERT beside it
-    (tmp_path / "config.json").unlink()
-    assert family_of(tmp_path / "esm2_t6_8M_UR50D.pt") is ESM2
-    assert family_of(checkpoint) is DNABERT_S
+@pytest.mark.parametrize("prefix", ["", "bert."])
+@pytest.mark.parametrize("config", [CONFIG.to_json(), None, "[" * 100_000])
+def test_a_dnabert_s_is_recognised_by_its_tensors_in_any_file(tmp_path, tensors, prefix, config):
+    tensors = {f"{prefix}{name}": x for name, x in tensors.items()}
+    if config is not None:
+        (tmp_path / "config.json").write_text(config)
+    for is_zip in (True, False):
+        torch.save(tensors, tmp_path / "pytorch_model.bin", _use_new_zipfile_serialization=is_zip)
+        assert family_of(tmp_path / "pytorch_model.bin") is DNABERT_S
+    save_file(tensors, tmp_path / "model.safetensors")
+    assert family_of(tmp_path / "model.safetensors") is DNABERT_S
+    save_file({"x": torch.zeros(1)}, tmp_path / "model.safetensors", metadata={"config": CONFIG.to_json()})
+    assert family_of(tmp_path / "model.safetensors") is DNABERT_S
+
+
+def test_an_esm2_is_recognised_in_fair_esms_file_and_in_ours(checkpoint, tmp_path):
+    rotary = "encoder.sentence_encoder.layers.0.self_attn.rot_emb.inv_freq"
+    path = checkpoint.parent / "a.pt"  # beside the config.json of a BERT
+    for is_zip in (True, False):
+        contents = {"cfg": argparse.Namespace(), "model": {rotary: torch.zeros(4)}}
+        torch.save(contents, path, _use_new_zipfile_serialization=is_zip)
+        assert family_of(path) is ESM2
+    assert family_of(resolve_model(DEFAULT_PROTEIN_MODEL).weights_path) is ESM2
+    save_file({rotary: torch.zeros(1)}, tmp_path / "theirs.safetensors")
+    with pytest.raises(WeightsError, match="neither an ESM-2"):  # it does not state its architecture
+        family_of(tmp_path / "theirs.safetensors")
+
+
+FOREIGN = {
+    "esm": ["esm.encoder.layer.0.attention.self.query.weight", "esm.encoder.layer.0.attention.self.rotary.inv_freq"],
+    "ESMplusplus": ["embed.weight", "transformer.blocks.0.attn.layernorm_qkv.0.weight"],
+    "t5": ["shared.weight", "encoder.block.0.layer.0.SelfAttention.q.weight"],
+    "bert": ["bert.embeddings.position_embeddings.weight", "bert.encoder.layer.0.attention.self.query.weight"],
+}
+
+
+@pytest.mark.parametrize("model_type", FOREIGN)
+@pytest.mark.parametrize("name", ["model.safetensors", "pytorch_model.bin", "model.pt"])
+def test_another_model_is_refused_before_a_run_with_what_it_looks_like(tmp_path, model_type, name):
+    tensors = {tensor: torch.zeros(1) for tensor in FOREIGN[model_type]}
+    path = tmp_path / name
+    save_file(tensors, path, metadata={"format": "pt"}) if name.endswith("tensors") else torch.save(tensors, path)
+    (tmp_path / "config.json").write_text(json.dumps({"model_type": model_type}))
+    with pytest.raises(WeightsError, match='"Add an encoder" in the documentation') as caught:
+        resolve_model(path)
+    assert f"its config.json has model_type {model_type})" in str(caught.value)
+    assert FOREIGN[model_type][0] in str(caught.value)
+
+
+@pytest.mark.timeout(60)
+@pytest.mark.parametrize("config", ["[" * 100_000, '{"model_type": "\\u001b[31m' + "x" * 10_000 + '"}', None])
+def test_a_hostile_file_of_no_model_is_one_short_sentence(tmp_path, config):
+    path, beside = tmp_path / "model.safetensors", tmp_path / "config.json"
+    os.mkfifo(beside) if config is None else beside.write_text(config)
+    save_file({"\x1b[2J" + "y" * 10_000: torch.zeros(1)}, path)
+    with pytest.raises(WeightsError, match="neither an ESM-2") as caught:
+        family_of(path)
+    assert str(caught.value).isprintable()
+    assert len(str(caught.value)) < 1000 + len(str(tmp_path))
+    for content, what in ((b"", "cannot be read"), (path.read_bytes()[:30], "cannot be read")):
+        path.write_bytes(content)
+        with pytest.raises(WeightsError, match=what):
+            family_of(path)
+    (tmp_path / "model.pt").write_bytes(b"")
+    with pytest.raises(WeightsError, match="it names no tensors"):
+        family_of(tmp_path / "model.pt")
+
+
+def test_nothing_of_a_pickle_is_run_to_recognise_it(tmp_path):
+    class Evil:
+        def __reduce__(self):
+            return (open, (str(tmp_path / "ran"), "w"))
+
+    torch.save({"layers.0.self_attn.rot_emb.inv_freq": Evil()}, tmp_path / "model.pt")
+    assert family_of(tmp_path / "model.pt") is ESM2
+    assert not (tmp_path / "ran").exists()
 
 
 def test_a_path_gets_the_right_loader(checkpoint):

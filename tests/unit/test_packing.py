@@ -167,6 +167,7 @@ CHANGES_ROWS = {
     "max_residues": 1000,
     "letters_per_token": 4.6,
     "attention_kernel": "another",
+    "provider": "package 2",
     "gaps": GapPolicy.REMOVE,
     "stops": StopPolicy.X,
     "on_bad_record": BadRecordPolicy.SKIP,

@@ -8,15 +8,18 @@ import io
 import multiprocessing
 import os
 import socket
+import struct
 import subprocess
 import sys
 import threading
 import urllib.request
+from contextlib import nullcontext
 from dataclasses import replace
 from typing import ClassVar
 
 import pytest
 import torch
+from safetensors.torch import load_file, save
 
 from virnucpro.choices import DEFAULT_PROTEIN_MODEL
 from virnucpro.errors import UnknownModelError, WeightsError
@@ -36,13 +39,14 @@ class Handler(http.server.BaseHTTPRequestHandler):
     """Serves one good file and several kinds of bad one."""
 
     body = _checkpoint_bytes()
+    bodies: ClassVar = {"/page.pt": b"<html>log in first</html>"}
     redirects: ClassVar = {"/onwards.pt": "/there.pt", "/by_ftp.pt": "ftp://127.0.0.1/there.pt"}
 
     def do_GET(self):
         if self.path == "/absent.pt":
             self.send_error(404)
             return
-        body = b"<html>log in first</html>" if self.path == "/page.pt" else self.body
+        body = self.bodies.get(self.path, self.body)
         if self.path.startswith("/tagged"):
             self._send_tagged()
             return
@@ -52,7 +56,7 @@ class Handler(http.server.BaseHTTPRequestHandler):
             self.end_headers()
             return
         self.send_response(200)
-        if self.path != "/unsized.pt":
+        if not self.path.startswith("/unsized"):
             self.send_header("Content-Length", "abc" if self.path == "/wordy.pt" else str(len(body)))
         self.end_headers()
         self.wfile.write(body[: len(body) // 2] if self.path == "/short.pt" else body)
@@ -154,10 +158,10 @@ def test_torch_hubs_folder_is_the_one_that_torch_itself_names(monkeypatch):
 
 def test_path_to_a_checkpoint_needs_no_entry_in_the_registry(tmp_path):
     path = tmp_path / "fine_tuned.pt"
-    path.write_bytes(b"tensors")
+    torch.save({"layers.0.self_attn.rot_emb.inv_freq": torch.zeros(1)}, path)
     found = resolve_model(str(path))
     assert (found.name, found.weights_path, found.hidden_dim) == ("fine_tuned", path, 0)
-    assert found.weights_sha256 == hashlib.sha256(b"tensors").hexdigest()
+    assert found.weights_sha256 == hashlib.sha256(path.read_bytes()).hexdigest()
 
 
 def test_path_that_does_not_exist_is_an_error_that_names_it(tmp_path):
@@ -204,7 +208,7 @@ def test_server_that_does_not_say_the_length_is_read_to_its_end(tmp_path, server
     [
         ("short.pt", "stopped after"),
         ("absent.pt", "answers 404 Not Found"),
-        ("page.pt", "not a PyTorch checkpoint"),
+        ("page.pt", "is no PyTorch checkpoint or safetensors"),
         ("wordy.pt", "announces a length of 'abc'"),
         ("by_ftp.pt", r"leads to ftp://127\.0\.0\.1/there\.pt, which is not followed"),
     ],
@@ -236,7 +240,8 @@ def test_download_with_another_digest_than_registered_is_refused(tmp_path, serve
 
 def test_file_with_another_digest_than_registered_is_refused(tmp_path, monkeypatch):
     _register(monkeypatch, "http://127.0.0.1:9/x.pt", sha256="0" * 64)
-    (tmp_path / "x.pt").write_bytes(b"other")
+    (tmp_path / NAME).mkdir()
+    (tmp_path / NAME / "x.pt").write_bytes(b"other")
     with pytest.raises(WeightsError, match="remove it, so that it is fetched again"):
         resolve_model(NAME, weights_dir=tmp_path)
 
@@ -251,6 +256,51 @@ def test_without_a_network_the_error_says_what_to_put_where(tmp_path, monkeypatc
     assert url in str(caught.value)
     assert f"put it into {tmp_path} as {NAME}.pt" in str(caught.value)
     assert list(tmp_path.iterdir()) == []
+
+
+def safetensors_bytes(header_bytes=None):
+    data = save({"weight": torch.arange(20_000)}, metadata={"format": "pt"})
+    return data if header_bytes is None else struct.pack("<Q", header_bytes) + data[8:]
+
+
+@pytest.mark.parametrize("name", ["model.safetensors", "unsized.safetensors"])
+def test_safetensors_are_downloaded(tmp_path, server, monkeypatch, name):
+    monkeypatch.setitem(Handler.bodies, f"/{name}", safetensors_bytes())
+    download_weights("m", f"{server}/{name}", tmp_path / "m.safetensors")
+    assert torch.equal(load_file(tmp_path / "m.safetensors")["weight"], torch.arange(20_000))
+
+
+NO_WEIGHTS = {
+    "a page in JSON": b'{"error": "log in first"}',
+    "a page in HTML": b"<!DOCTYPE html><html>",
+    "a pointer": b"version https://git-lfs.github.com/spec/v1",
+    "a header longer than the file": safetensors_bytes(len(safetensors_bytes()) - 7),
+    "a header of no text": safetensors_bytes(0),
+    "a header that is not JSON": struct.pack("<Q", 100) + b"[" * 1000,
+    "three bytes": b"no.",
+}
+
+
+@pytest.mark.parametrize(
+    ("what", "prefix"),
+    # a header is compared with the file's length where the server states it
+    [*((what, "") for what in NO_WEIGHTS), *((what, "unsized_") for what in NO_WEIGHTS if "longer" not in what)],
+)
+def test_what_is_no_file_of_weights_is_refused_by_its_first_bytes(tmp_path, server, monkeypatch, what, prefix):
+    url = f"/{prefix}model.safetensors"
+    monkeypatch.setitem(Handler.bodies, url, NO_WEIGHTS[what])
+    with pytest.raises(WeightsError, match="is no PyTorch checkpoint or safetensors: fetch it elsewhere"):
+        download_weights("m", f"{server}{url}", tmp_path / "m.safetensors")
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_a_header_longer_than_safetensors_itself_allows_is_refused_whatever_the_length(tmp_path, server, monkeypatch):
+    for length, is_taken in ((100_000_000, True), (100_000_001, False)):
+        monkeypatch.setitem(Handler.bodies, "/unsized.safetensors", safetensors_bytes(length))
+        with nullcontext() if is_taken else pytest.raises(WeightsError, match="is no PyTorch checkpoint"):
+            download_weights("m", f"{server}/unsized.safetensors", tmp_path / "m.safetensors")
+        assert [path.name for path in tmp_path.iterdir()] == ["m.safetensors"] * is_taken
+        (tmp_path / "m.safetensors").unlink(missing_ok=True)
 
 
 def test_processes_that_download_at_once_leave_one_whole_file(tmp_path, server):
@@ -294,6 +344,16 @@ def test_a_download_that_broke_off_is_continued_where_it_was(tmp_path, tagged, m
     assert {condition for _, condition in Handler.asked[1:]} == {Handler.etag}
     assert reports[0] == 900_000
     assert [path.name for path in tmp_path.iterdir()] == ["m.pt"]
+
+
+def test_first_bytes_that_are_too_few_to_be_recognised_are_not_kept(tmp_path, tagged, monkeypatch):
+    monkeypatch.setattr(Handler, "body", safetensors_bytes())
+    cut_off(tagged, tmp_path, monkeypatch, 8)
+    assert list(tmp_path.iterdir()) == []
+    cut_off(tagged, tmp_path, monkeypatch, 9)
+    download_weights("m", tagged, tmp_path / "m.pt")
+    assert Handler.asked[-1] == ("bytes=9-", Handler.etag)
+    assert (tmp_path / "m.pt").read_bytes() == Handler.body
 
 
 def test_a_file_that_changed_on_the_server_is_fetched_from_its_beginning(tmp_path, tagged, monkeypatch):
@@ -374,9 +434,26 @@ def test_weights_that_hugging_face_calls_like_all_others_are_fetched_into_a_fold
         locate_weights("dnabert-s", weights_dir=tmp_path / "elsewhere")
 
 
+def test_no_two_models_have_one_file(tmp_path):
+    hub = "https://huggingface.co/somebody"
+    names = ("model.safetensors", "pytorch_model.bin", "model-00001-of-00002.safetensors", "esm2_t6_8M_UR50D.pt")
+    made_up = [
+        replace(MODELS["dnabert-s"], name=model, source=f"{hub}/{model}/resolve/main/{name}?download=true")
+        for model in ("one", "other")
+        for name in names
+    ]
+    specs = [spec for spec in MODELS.values() if not spec.is_bundled]
+    assert len({spec.file_name for spec in [*specs, *made_up]}) == len(specs) + len(made_up)
+    assert {spec.file_name for spec in specs} == {
+        "dnabert-s/pytorch_model.bin",
+        *(f"{name}.pt" for name in MODELS if name.startswith("esm2_")),
+    }
+    assert [spec.file_name for spec in made_up[:2]] == ["one/model.safetensors", "one/pytorch_model.bin"]
+
+
 def test_a_configuration_beside_dna_weights_is_part_of_their_identity(tmp_path):
     weights = tmp_path / "pytorch_model.bin"
-    weights.write_bytes(b"weights")
+    torch.save({"bert.encoder.layer.0.mlp.gated_layers.weight": torch.zeros(1)}, weights)
     assert resolve_model(weights).config_sha256 == ""
     (tmp_path / "config.json").write_text('{"model_type": "bert"}')
     first = resolve_model(weights).config_sha256

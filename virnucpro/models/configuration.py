@@ -44,6 +44,7 @@ def configure_model(
         weights_sha256=resolved.weights_sha256,
         config_sha256=resolved.config_sha256,
         hidden_dim=resolved.hidden_dim,
+        provider=resolved.provider,
         loader=family.loader,
         sequence_kind=family.sequence_kind,
         letters_per_token=family.letters_per_token,

@@ -35,6 +35,8 @@ _READ_BYTES = 1 << 20
 _MAX_ETAG_BYTES = 96
 _LENGTH = re.compile(r"[0-9]{1,15}")
 _MAGICS = (b"PK\x03\x04", b"\x80\x02", b"\x80\x03", b"\x80\x04", b"\x80\x05")  # zip, and pickle protocols 2 to 5
+_FIRST_BYTES = 9  # of safetensors: the length of its JSON header, and the header's first character
+_MAX_HEADER_BYTES = 100_000_000  # the limit of safetensors itself
 
 
 class DownloadProgress(Protocol):
@@ -196,9 +198,10 @@ class _Download:
             on_progress(num_bytes, expected)
         try:
             while piece := response.read(_READ_BYTES):
-                if num_bytes == 0 and not piece.startswith(_MAGICS):
-                    os.ftruncate(file.fileno(), 0)
-                    raise WeightsError(self.name, f"{self.url} is not a PyTorch checkpoint: {self.by_hand}")
+                if num_bytes == 0 and len(piece) < min(_FIRST_BYTES, expected or 0):
+                    break  # too few to be recognised, so none is kept
+                if num_bytes == 0 and not _begins_weights(piece, expected):
+                    raise WeightsError(self.name, f"{self.url} is no PyTorch checkpoint or safetensors: {self.by_hand}")
                 num_bytes += len(piece)
                 self._check_size(num_bytes)
                 file.write(piece)
@@ -219,6 +222,13 @@ class _Download:
         how_far = f"{num_bytes:,} bytes" if expected is None else f"{num_bytes:,} of {expected:,} bytes"
         why = "" if error is None else f" ({error or type(error).__name__})"
         return WeightsError(self.name, f"{self.url} stopped after {how_far}{why}: retry, or {self.by_hand}")
+
+
+def _begins_weights(first: bytes, num_bytes: int | None) -> bool:
+    """Whether a file of *num_bytes* (None: unknown) that begins so can be a PyTorch checkpoint or safetensors."""
+    most = min(_MAX_HEADER_BYTES, (num_bytes or MAX_BYTES) - 8)
+    is_safetensors = first[8:_FIRST_BYTES] == b"{" and 2 <= int.from_bytes(first[:8], "little") <= most
+    return is_safetensors or first.startswith(_MAGICS)
 
 
 def _etag_of(partial: Path) -> str:

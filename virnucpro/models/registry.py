@@ -3,7 +3,7 @@ The models that VirNucPro knows, and where their weights are on this machine.
 
 Imports neither torch nor esm, so that the parent process stays light. Weights are searched in the given folder, in
 ``VIRNUCPRO_WEIGHTS`` and in torch hub's cache, in this order; only ``resolve_model`` downloads, and only a named model.
-A path to a checkpoint needs no entry here.
+A path to an ESM-2 or DNABERT-S needs no entry. Other packages add models by entry points, read for unknown names only.
 """
 
 from __future__ import annotations
@@ -11,8 +11,10 @@ from __future__ import annotations
 import difflib
 import json
 import os
+import re
 from contextlib import suppress
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+from importlib.metadata import EntryPoints, entry_points
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -28,13 +30,14 @@ from virnucpro.choices import (
     Precision,
     SequenceKind,
 )
-from virnucpro.errors import UnknownModelError, WeightsError
+from virnucpro.errors import ConfigurationError, UnknownModelError, WeightsError, printable
 from virnucpro.run_folders import read_bytes
 
 if TYPE_CHECKING:
     from virnucpro.models.download import DownloadProgress
 
 WEIGHTS_VARIABLE = "VIRNUCPRO_WEIGHTS"
+ENTRY_POINTS = "virnucpro.models"  # each has a model's name, and leads to a ModelSpec
 
 CHECKPOINT_SUFFIXES = (".pt", ".bin", ".safetensors")
 BUNDLED_WEIGHTS_DIR = Path(__file__).parent / "weights"
@@ -44,6 +47,8 @@ BUNDLED = "bundled with virnucpro"
 _MAX_BYTES_PER_PARAMETER = 8
 """Twice fp32: the limit for a downloaded file, besides a small allowance."""
 _MAX_OTHER_BYTES = 1 << 26
+_PICKLED_BYTES = 1 << 20  # searched for names of tensors: torch writes all names first, uncompressed
+_PICKLED_NAME = re.compile(rb"[A-Za-z_][\w.]*\.(?:weight|bias|inv_freq)")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -82,7 +87,7 @@ DNABERT_S = ModelFamily(
 @dataclass(frozen=True, kw_only=True)
 class ModelSpec:
     name: str
-    """What the user calls it; the stem of the file of weights."""
+    """What the user calls it."""
     num_layers: int
     hidden_dim: int
     """Width of an embedding."""
@@ -96,6 +101,8 @@ class ModelSpec:
     family: ModelFamily = ESM2
     licence: str
     """Of the weights."""
+    provider: str = ""
+    """Package and version that add the model, set by the registry; empty for our own."""
 
     @property
     def is_bundled(self) -> bool:
@@ -103,11 +110,11 @@ class ModelSpec:
 
     @property
     def file_name(self) -> str:
-        """Path of the weights in a folder of weights; below the model's name, as Hugging Face names all files alike."""
+        """Path of the weights in a folder of weights: no other model's, as Hugging Face names all files alike."""
         if self.is_bundled:
             return "model.safetensors"
-        name = self.source.rpartition("/")[2]
-        return f"{self.name}/{name}" if name.startswith("pytorch_model") else name
+        name = self.source.partition("?")[0].rpartition("/")[2]
+        return name if name.rpartition(".")[0] == self.name else f"{self.name}/{name}"
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -119,12 +126,13 @@ class ResolvedModel:
     family: ModelFamily
     hidden_dim: int = 0
     """Width of an embedding; 0 where only the checkpoint states it."""
+    provider: str = ""
 
     @property
     def config_sha256(self) -> str:
-        """Of the ``config.json`` beside the weights that the loader reads; empty where there is none."""
+        """Of the ``config.json`` beside the weights that the loader may read; empty where there is none."""
         beside = self.weights_path.parent / "config.json"
-        return durable.sha256_of(beside) if self.family is DNABERT_S and beside.is_file() else ""
+        return durable.sha256_of(beside) if self.family is not ESM2 and beside.is_file() else ""
 
 
 # of Lin et al. 2023, "Evolutionary-scale prediction of atomic-level protein structure"
@@ -209,7 +217,7 @@ def resolve_model(
 
     Raises:
         UnknownModelError: Neither a registered name nor a path.
-        WeightsError: The weights are absent and cannot be downloaded, or are not those registered.
+        WeightsError: The weights are absent and cannot be downloaded, not those registered, or of no known model.
         OutputError: Downloaded weights cannot be written.
     """
     if is_path(name_or_path):
@@ -243,6 +251,7 @@ def resolve_model(
         weights_sha256=sha256,
         hidden_dim=spec.hidden_dim,
         family=spec.family,
+        provider=spec.provider,
     )
 
 
@@ -255,25 +264,27 @@ def check_model_path(path: Path) -> None:
 
 
 def family_of(path: Path) -> ModelFamily:
-    """
-    Detect the architecture of a checkpoint; the loader checks the tensors themselves.
-
-    DNABERT-S is safetensors with a ``config`` in their metadata, a file beside a BERT's ``config.json``, or a ``.bin``
-    file, which fair-esm does not use. Any other file is an ESM-2.
-    """
-    beside = path.parent / "config.json"
+    """Recognise a checkpoint by its metadata and tensor names, executing nothing; WeightsError for another model."""
     metadata: dict[str, str] = {}
-    if path.suffix == ".safetensors":
-        with suppress(SafetensorError, OSError), safe_open(path, framework="numpy") as file:
-            metadata = file.metadata() or {}
-    if "architecture" in metadata:
-        return ESM2
-    if "config" in metadata or path.suffix == ".bin":
-        return DNABERT_S
     try:
-        return DNABERT_S if json.loads(read_bytes(beside))["model_type"] == "bert" else ESM2
-    except (OSError, ValueError, KeyError, TypeError, RecursionError):
+        if path.suffix == ".safetensors":
+            with safe_open(path, framework="numpy") as tensors:
+                metadata, names = tensors.metadata() or {}, list(tensors.keys())
+        else:
+            with open(path, "rb", opener=open_model) as file:
+                names = [name.decode() for name in _PICKLED_NAME.findall(file.read(_PICKLED_BYTES))]
+    except (SafetensorError, OSError) as error:
+        raise WeightsError(path.stem, f"{path} cannot be read ({error}): fetch it again") from error
+    is_fair_esm = path.suffix != ".safetensors" and any(name.endswith(".rot_emb.inv_freq") for name in names)
+    if "architecture" in metadata or is_fair_esm:
         return ESM2
+    if "config" in metadata or any(name.endswith(".mlp.gated_layers.weight") for name in names):
+        return DNABERT_S
+    found = f"its tensors begin with {', '.join(names[:3])}" if names else "it names no tensors"
+    with suppress(OSError, ValueError, KeyError, TypeError, RecursionError):
+        found += f", its config.json has model_type {json.loads(read_bytes(path.parent / 'config.json'))['model_type']}"
+    what = f"{path} is neither an ESM-2 of fair-esm nor a DNABERT-S ({printable(found[:400])}): "
+    raise WeightsError(path.stem, f'{what}"Add an encoder" in the documentation has what another model takes')
 
 
 def locate_weights(name_or_path: str | Path, *, weights_dir: Path | None = None) -> Path:
@@ -305,7 +316,9 @@ def weights_folders(weights_dir: Path | None = None) -> list[Path]:
 
 def models_table(*, weights_dir: Path | None = None) -> list[tuple[ModelSpec, Path | None]]:
     """Return every registered model and its file of weights, None where that is absent."""
-    return [(spec, _find(spec, weights_dir)) for spec in MODELS.values()]
+    added = entry_points(group=ENTRY_POINTS)
+    specs = [*MODELS.values(), *(_added_model(name, added) for name in sorted(added.names - MODELS.keys()))]
+    return [(spec, _find(spec, weights_dir)) for spec in specs]
 
 
 def is_path(name_or_path: str | Path) -> bool:
@@ -317,8 +330,26 @@ def is_path(name_or_path: str | Path) -> bool:
 def _registered(name: str) -> ModelSpec:
     if name in MODELS:
         return MODELS[name]
-    close = difflib.get_close_matches(name, MODELS)
-    raise UnknownModelError(name, [*close, *(known for known in MODELS if known not in close)])
+    added = entry_points(group=ENTRY_POINTS)
+    if name in added.names:
+        return _added_model(name, added)
+    known = [*MODELS, *sorted(added.names - MODELS.keys())]
+    close = difflib.get_close_matches(name, known)
+    raise UnknownModelError(name, [*close, *(other for other in known if other not in close)])
+
+
+def _added_model(name: str, added: EntryPoints) -> ModelSpec:
+    """Return the model of another package, by the name of its entry point."""
+    claims = tuple(added.select(name=name))
+    packages = " and ".join(str(one.dist and f"{one.dist.name} {one.dist.version}") for one in claims)
+    if len(claims) > 1:
+        raise ConfigurationError(f"{packages} each add a model {name}: uninstall all but one")
+    try:
+        spec: ModelSpec = claims[0].load()
+        return replace(spec, name=name, provider=packages)
+    except Exception as error:
+        cause = f"{claims[0].value}: {type(error).__name__}: {error}"
+        raise ConfigurationError(f"model {name} of {packages} cannot be used ({cause})") from error
 
 
 def _find(spec: ModelSpec, weights_dir: Path | None) -> Path | None:
