@@ -8,7 +8,8 @@ out, and can be resumed.
 Prefect stops a running process on cancellation alone. A run that is suspended, marked as Crashed by an automation, or
 cancelled while it is suspended would compute to its end; so would one that is cancelled after the server was away for
 half a minute, as Prefect's worker has given up listening by then. So a thread reads the run's own state every five
-seconds, and the main thread gets an error likewise. A server that does not answer stops nothing.
+seconds, and the main thread gets an error likewise. A server that does not answer stops nothing. Nor does the second
+report of an earlier crash, which comes after the hooks of that crash, when the run may have begun again.
 
 CONTRIBUTING.md lists the Prefect versions and issues that make both necessary.
 """
@@ -23,6 +24,7 @@ from typing import Any
 
 from prefect.client.schemas.objects import FlowRun, State
 from prefect.context import FlowRunContext
+from prefect.states import Running
 
 from flows.run.api import client_that_asks_once
 from virnucpro.errors import ConfigurationError, StoppedError, TimeLimitError, VirNucProError
@@ -103,6 +105,11 @@ def watched() -> Iterator[None]:
             signal.signal(_SIGNAL, handler)
 
 
+def is_second_report(state: State[Any]) -> bool:
+    """Whether Prefect's worker reports that a run's process has ended, as its runner did before the hooks."""
+    return state.is_crashed() and (state.message or "").startswith("Flow run infrastructure exited")
+
+
 class _Watch:
     def __init__(self, run: FlowRun) -> None:
         self._run_id = run.id
@@ -134,10 +141,13 @@ class _Watch:
         try:
             with client_that_asks_once() as client:
                 run = client.read_flow_run(self._run_id)
+                state = run.state
+                if state is not None and is_second_report(state):  # of the process before: this one is alive
+                    state = client.set_flow_run_state(run.id, Running(), force=True).state
+                    self._state_id = state.id if state is not None else None
         except Exception:  # noqa: BLE001  whatever the API does, only its answer stops a run
             self._was_away = True
             return None
-        state = run.state
         if state is None or (state.is_running() and state.id == self._state_id):
             return None
         if not state.is_cancelling():

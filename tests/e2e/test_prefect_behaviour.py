@@ -15,6 +15,7 @@ import sys
 import time
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
+from datetime import UTC, datetime, timedelta
 from typing import TYPE_CHECKING
 
 import psutil
@@ -179,6 +180,26 @@ def test_a_worker_that_is_told_to_go_lets_its_run_stop_and_the_next_worker_conti
         assert not forgotten.exists()
         job.check_complete(run, before)
     assert state_names(service, run)[-1] == "Completed"
+
+
+@pytest.mark.parametrize("in_s", [0, 30])
+def test_a_retry_between_the_two_reports_of_a_crash_is_not_lost(job, in_s):
+    from prefect.states import AwaitingRetry
+
+    service = job.service
+    with draining_worker(service) as process:
+        run = job.start_and_wait_for_parts()
+        service.flow_process(run).kill()
+        service.wait_for_state(run, "Crashed", limit_s=60)
+        with service.client() as client:
+            at = datetime.now(UTC) + timedelta(seconds=in_s)
+            assert client.set_flow_run_state(run, AwaitingRetry(scheduled_time=at)).status.value == "ACCEPT"
+        before = job.durable()
+        job.check_complete(run, before)
+        states = state_names(service, run)
+        print(states, [line for line in process.log.read_text().splitlines() if "flows.worker" in line])
+    assert states.count("Crashed") == 2
+    assert states.count("AwaitingRetry") == 1 + (in_s > 0)
 
 
 def test_after_worker_and_run_were_killed_a_retry_leaves_no_task_running(job):
