@@ -182,6 +182,7 @@ def test_a_worker_that_is_told_to_go_lets_its_run_stop_and_the_next_worker_conti
     assert state_names(service, run)[-1] == "Completed"
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("in_s", [0, 30])
 def test_a_retry_between_the_two_reports_of_a_crash_is_not_lost(job, in_s):
     from prefect.states import AwaitingRetry
@@ -202,6 +203,7 @@ def test_a_retry_between_the_two_reports_of_a_crash_is_not_lost(job, in_s):
     assert states.count("AwaitingRetry") == 1 + (in_s > 0)
 
 
+@pytest.mark.long
 def test_after_worker_and_run_were_killed_a_retry_leaves_no_task_running(job):
     from prefect.states import Crashed
 
