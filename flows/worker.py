@@ -6,6 +6,10 @@ as a child. On SIGTERM, SIGHUP or SIGINT (systemd, a container's end, SLURM's li
 takes no more; each run gets SIGTERM and stops at a batch boundary; then the worker ends, and unfinished runs await
 another worker, which resumes them. A second signal does not wait for runs.
 
+A run whose process was killed is reported as Crashed twice, before and after its hooks. Where Retry was pressed in
+between and no worker has taken the run yet, the second report would undo it: the run awaits its retry again. In a run
+that has begun again, ``interrupts`` undoes the report.
+
 CONTRIBUTING.md lists the Prefect versions and issues that make it necessary.
 """
 
@@ -14,6 +18,7 @@ import signal
 import socket
 import subprocess
 import sys
+import threading
 import time
 from collections.abc import Sequence
 from contextlib import suppress
@@ -39,6 +44,10 @@ REQUEST_TIMEOUT_S = 10.0
 """Seconds to wait for the API."""
 WORKER_GRACE_S = 15.0
 """Seconds for Prefect's worker to end after its runs."""
+LOOK_S = 3.0
+"""Seconds between two looks at the processes of runs."""
+REPORTED_S = 60.0
+"""Seconds within which Prefect's worker reports, for the second time, a run whose process has ended."""
 RUN_ID = "PREFECT__FLOW_RUN_ID"
 CLIENT_METRICS = "PREFECT_CLIENT_METRICS_ENABLED"
 _WORKER_LABEL = "prefect.worker.name"
@@ -75,6 +84,8 @@ def main(arguments: Sequence[str]) -> int:
         start_new_session=True,  # Ctrl-C reaches only us
         preexec_fn=end_with_parent,  # noqa: PLW1509  there is one thread
     )
+    over = threading.Event()
+    threading.Thread(target=_keep_retries, args=(worker.pid, over), name="retries", daemon=True).start()
     runs: dict[str, int] = {}
     signalled: datetime | None = None
     try:
@@ -91,6 +102,7 @@ def main(arguments: Sequence[str]) -> int:
         _say("not waiting for runs")
         signalled = signalled or datetime.now(UTC)  # both signals may arrive at once
         runs = runs or _halt(worker.pid)
+    over.set()
     for number in _SIGNALS:
         signal.signal(number, signal.SIG_IGN)
     for group in runs.values():
@@ -110,17 +122,48 @@ def _option(arguments: Sequence[str], *names: str) -> str | None:
 
 
 def _halt(worker: int) -> dict[str, int]:
-    """Suspend the worker and return its runs: id -> process group; each run has its own session."""
+    """Suspend the worker and return its runs."""
+    with suppress(psutil.Error):
+        psutil.Process(worker).suspend()
+    return _runs_of(worker)
+
+
+def _runs_of(worker: int) -> dict[str, int]:
+    """Return the runs of a worker: id -> process group; each run has its own session."""
     runs: dict[str, int] = {}
     with suppress(psutil.Error):
-        process = psutil.Process(worker)
-        process.suspend()
-        for child in process.children():
+        for child in psutil.Process(worker).children():
             with suppress(psutil.Error, ProcessLookupError):
                 run_id = child.environ().get(RUN_ID)
                 if run_id and os.getpgid(child.pid) == child.pid:
                     runs[run_id] = child.pid
     return runs
+
+
+def _keep_retries(worker: int, over: threading.Event) -> None:
+    """Until *over*, let runs whose process has ended await their retry where the worker's second report undid it."""
+    running: dict[str, int] = {}
+    ended_s: dict[str, float] = {}
+    while not over.wait(LOOK_S):
+        before, running = running, _runs_of(worker)
+        now_s = time.monotonic()
+        ended_s |= dict.fromkeys(before.keys() - running.keys(), now_s)
+        ended_s = {run_id: at_s for run_id, at_s in ended_s.items() if now_s - at_s < REPORTED_S}
+        for run_id in ended_s:
+            with suppress(Exception):  # the API is asked again
+                _restore_retry(run_id)
+
+
+def _restore_retry(run_id: str) -> None:
+    from prefect.client.orchestration import get_client  # noqa: PLC0415  takes seconds, needed where a run has ended
+
+    from flows.run.interrupts import is_second_report  # noqa: PLC0415
+
+    with get_client(httpx_settings={"timeout": REQUEST_TIMEOUT_S}, sync_client=True) as client:
+        states = sorted(client.read_flow_run_states(UUID(run_id)), key=lambda state: state.timestamp)
+        if len(states) > 1 and states[-2].is_scheduled() and is_second_report(states[-1]):
+            client.set_flow_run_state(UUID(run_id), states[-2], force=True)
+            _say(f"run {run_id} awaits its retry again, which the report of its crash had undone")
 
 
 def _end_runs(runs: dict[str, int]) -> None:

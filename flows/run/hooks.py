@@ -3,23 +3,24 @@ What happens when a run fails, crashes or is cancelled: its folder is left resum
 
 Prefect runs a hook in the flow's process, in the worker's, or in a new one that imports the flow; all that the hook has
 are the run's parameters and folder. A killed run is marked as stopped in ``run.json``, its live status and Prometheus
-target are removed, the flow run's log and an artifact say what is there and how to resume, and flow runs within it that
-were killed with it become Crashed. No error of a hook is raised, since it would hide how the run ended, and a hook
-waits for one answer of the API, ten seconds at most.
+target are removed, the flow run's log and an artifact say what is there and how to resume, and tasks and flow runs
+within it that are still open on the server end with it. No error of a hook is raised, since it would hide how the run
+ended, and a hook waits for one answer of the API, ten seconds at most.
 """
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from contextlib import suppress
 from pathlib import Path
 from typing import Any
+from uuid import UUID
 
 from prefect import Flow
 from prefect.client.schemas.actions import ArtifactCreate
-from prefect.client.schemas.filters import FlowRunFilter, FlowRunFilterParentFlowRunId
+from prefect.client.schemas.filters import FlowRunFilter, FlowRunFilterId, FlowRunFilterParentFlowRunId
 from prefect.client.schemas.objects import FlowRun, State
 from prefect.logging.handlers import APILogWorker
 from prefect.logging.loggers import flow_run_logger
-from prefect.states import Crashed
+from prefect.states import Cancelled, Crashed
 
 from flows.run.allowed_roots import data_roots
 from flows.run.api import REQUEST_TIMEOUT_S, client_that_asks_once
@@ -51,7 +52,8 @@ def say_how_to_continue(flow: Flow[..., Any], flow_run: FlowRun, state: State[An
     logger.warning("%s", " ".join(lines))
     APILogWorker.drain_all(timeout=REQUEST_TIMEOUT_S, at_exit=False)  # the process may be about to end by a signal
     ending = markdown_text(f"{state.name}: {state.message}" if state.message else str(state.name))
-    _end_parts(flow_run, state)
+    if not state.is_failed():  # whose tasks ended by themselves; the server may not know yet
+        end_what_is_open(flow_run.id, Cancelled if state.is_cancelled() else Crashed)
     page = "\n\n".join([f"# {markdown_text(lines[0])}", *map(markdown_text, lines[1:]), f"The run: {ending}", ""])
     with (
         suppress(Exception),  # the log has it; an API that does not answer now is not waited for
@@ -64,19 +66,23 @@ def say_how_to_continue(flow: Flow[..., Any], flow_run: FlowRun, state: State[An
         client.create_artifact(new)
 
 
-def _end_parts(flow_run: FlowRun, state: State[Any]) -> None:
-    """End the runs within a killed one as well: no other process would."""
-    if not state.is_crashed():
-        return
-    parts = FlowRunFilter(parent_flow_run_id=FlowRunFilterParentFlowRunId(any_=[flow_run.id]))
-    ended: State[Any] = Crashed(message="The run that this one was a part of was killed.")
+def end_what_is_open(run_id: UUID, ending: Callable[..., State[Any]]) -> None:
+    """End tasks and flow runs within a run whose process is gone: nobody else would, and they would stay Running."""
+    ended = ending(message="The process of this run has ended.")
     with (
         suppress(Exception),  # they are for show alone
         client_that_asks_once() as client,
     ):
-        for part in client.read_flow_runs(flow_run_filter=parts):
+        parts = client.read_flow_runs(
+            flow_run_filter=FlowRunFilter(parent_flow_run_id=FlowRunFilterParentFlowRunId(any_=[run_id]))
+        )
+        for part in parts:
             if part.state is not None and not part.state.is_final():
                 client.set_flow_run_state(part.id, ended, force=True)
+        of_these = FlowRunFilter(id=FlowRunFilterId(any_=[run_id, *(part.id for part in parts)]))
+        for one in client.read_task_runs(flow_run_filter=of_these):
+            if one.state is None or not one.state.is_final():
+                client.set_task_run_state(one.id, ended, force=True)
 
 
 def _aftermath(flow_run: FlowRun, *, has_failed: bool) -> list[str]:

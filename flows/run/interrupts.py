@@ -6,8 +6,10 @@ process rings and the main thread gets an error; the flow then stops as after a 
 out, and can be resumed.
 
 Prefect stops a running process on cancellation alone. A run that is suspended, marked as Crashed by an automation, or
-cancelled while it is suspended would compute to its end. So a thread reads the run's own state every ten seconds, and
-the main thread gets an error likewise. A server that does not answer stops nothing.
+cancelled while it is suspended would compute to its end; so would one that is cancelled after the server was away for
+half a minute, as Prefect's worker has given up listening by then. So a thread reads the run's own state every five
+seconds, and the main thread gets an error likewise. A server that does not answer stops nothing. Nor does the second
+report of an earlier crash, which comes after the hooks of that crash, when the run may have begun again.
 
 CONTRIBUTING.md lists the Prefect versions and issues that make both necessary.
 """
@@ -22,14 +24,16 @@ from typing import Any
 
 from prefect.client.schemas.objects import FlowRun, State
 from prefect.context import FlowRunContext
+from prefect.states import Running
 
 from flows.run.api import client_that_asks_once
 from virnucpro.errors import ConfigurationError, StoppedError, TimeLimitError, VirNucProError
 
-LOOK_S = 10.0
+LOOK_S = 5.0
 """Seconds between two looks at the run's state."""
 CANCELLING_S = 60.0
-"""Seconds that Prefect's own cancellation has: its worker sends SIGTERM within ten, and SIGKILL thirty later."""
+"""Seconds that Prefect's own cancellation has, unless the API was away: its worker sends SIGTERM within ten, SIGKILL
+thirty later."""
 AGAIN_S = 60.0
 """Seconds after which the clock rings again, for code that took the first ring for an error of its own. Stopping
 workers takes less."""
@@ -101,6 +105,11 @@ def watched() -> Iterator[None]:
             signal.signal(_SIGNAL, handler)
 
 
+def is_second_report(state: State[Any]) -> bool:
+    """Whether Prefect's worker reports that a run's process has ended, as its runner did before the hooks."""
+    return state.is_crashed() and (state.message or "").startswith("Flow run infrastructure exited")
+
+
 class _Watch:
     def __init__(self, run: FlowRun) -> None:
         self._run_id = run.id
@@ -108,6 +117,7 @@ class _Watch:
         """Of its Running here: after a resume or a retry another process has its own."""
         self._found: State[Any] | None = None
         self._cancelling_s: float | None = None
+        self._was_away = False
         self._over = threading.Event()
         self._sending = threading.Lock()
 
@@ -131,12 +141,17 @@ class _Watch:
         try:
             with client_that_asks_once() as client:
                 run = client.read_flow_run(self._run_id)
+                state = run.state
+                if state is not None and is_second_report(state):  # of the process before: this one is alive
+                    state = client.set_flow_run_state(run.id, Running(), force=True).state
+                    self._state_id = state.id if state is not None else None
         except Exception:  # noqa: BLE001  whatever the API does, only its answer stops a run
+            self._was_away = True
             return None
-        state = run.state
         if state is None or (state.is_running() and state.id == self._state_id):
             return None
         if not state.is_cancelling():
             return state
         self._cancelling_s = self._cancelling_s or time.monotonic()
-        return state if time.monotonic() - self._cancelling_s >= CANCELLING_S else None
+        is_over = self._was_away or time.monotonic() - self._cancelling_s >= CANCELLING_S
+        return state if is_over else None

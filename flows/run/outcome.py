@@ -17,9 +17,10 @@ from prefect.client.schemas.objects import FlowRun, State
 from prefect.context import FlowRunContext
 from prefect.exceptions import Abort, Pause
 from prefect.logging import get_run_logger
-from prefect.states import Cancelled, Failed
+from prefect.states import Cancelled, Crashed, Failed
 
 from flows.run.api import client_that_asks_once
+from flows.run.hooks import end_what_is_open
 from flows.run.interrupts import NotToRunError, time_limit, watched
 from flows.run.telemetry import send_lines_to_prefect
 from virnucpro.errors import ExitCode, TimeLimitError, VirNucProError
@@ -40,12 +41,14 @@ def ended(work: Callable[[], State[Any]], limits: Limits | None = None) -> State
     running: its state there stays.
     """
     send_lines_to_prefect()
+    run = _flow_run()
+    if run is not None and run.run_count > 1:  # the process before may have been killed, with its worker
+        end_what_is_open(run.id, Crashed)
     try:
         with watched(), time_limit(limits.time_limit_minutes if limits is not None else 0):
             state = work()
         code = ExitCode.PARTIAL if state.name == "Partial" else ExitCode.COMPLETE
     except (NotToRunError, Pause) as stopped:
-        run = _flow_run()
         if stopped.state is not None and run is not None and run.parent_task_run_id is None:
             _leave(stopped.state)
         if isinstance(stopped, Pause):

@@ -15,6 +15,7 @@ import sys
 import time
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
+from datetime import UTC, datetime, timedelta
 from typing import TYPE_CHECKING
 
 import psutil
@@ -182,6 +183,49 @@ def test_a_worker_that_is_told_to_go_lets_its_run_stop_and_the_next_worker_conti
 
 
 @pytest.mark.long
+@pytest.mark.parametrize("in_s", [0, 30])
+def test_a_retry_between_the_two_reports_of_a_crash_is_not_lost(job, in_s):
+    from prefect.states import AwaitingRetry
+
+    service = job.service
+    with draining_worker(service) as process:
+        run = job.start_and_wait_for_parts()
+        service.flow_process(run).kill()
+        service.wait_for_state(run, "Crashed", limit_s=60)
+        with service.client() as client:
+            at = datetime.now(UTC) + timedelta(seconds=in_s)
+            assert client.set_flow_run_state(run, AwaitingRetry(scheduled_time=at)).status.value == "ACCEPT"
+        before = job.durable()
+        job.check_complete(run, before)
+        states = state_names(service, run)
+        print(states, [line for line in process.log.read_text().splitlines() if "flows.worker" in line])
+    assert states.count("Crashed") == 2
+    assert states.count("AwaitingRetry") == 1 + (in_s > 0)
+
+
+@pytest.mark.long
+def test_after_worker_and_run_were_killed_a_retry_leaves_no_task_running(job):
+    from prefect.states import Crashed
+
+    service = job.service
+    with service.worker() as first:
+        run = job.start_and_wait_for_parts()
+        process = service.flow_process(run)
+        first.kill()
+        process.kill()
+    before = job.durable()
+    assert open_tasks(service, run), "nobody is there to end them"
+    with service.client() as client:  # as an automation does that misses its heartbeat
+        client.set_flow_run_state(run, Crashed(message="no heartbeat"), force=True)
+    with service.worker():
+        retry(service, run)
+        job.check_complete(run, before)
+    wait_until(lambda: not open_tasks(service, run), limit_s=30)
+    names = {name: task.state_name for name, task in ranks_of(service, run).items()}
+    assert set(names.values()) <= {"Completed", "Crashed"}, names
+
+
+@pytest.mark.long
 def test_a_run_that_was_suspended_just_before_its_worker_is_told_to_go_stays_suspended(job):
     from prefect.states import Suspended
 
@@ -319,6 +363,8 @@ def test_a_run_whose_process_is_killed_is_crashed_and_leaves_no_orphan_and_a_ret
     assert seconds < 3
     assert "-9" in crashed.state.message
     check_it_says_how_to_continue(job, run)
+    wait_until(lambda: not open_tasks(service, run), limit_s=30)
+    assert {rank.state_name for rank in ranks_of(service, run).values()} == {"Crashed"}
     with suppress(AssertionError):  # runner and worker each report the crash, and a retry in between runs twice
         wait_until(lambda: worker.log.read_text().count(f"'{run}' as crashed") > 1, limit_s=15)
     retry(service, run)
@@ -346,6 +392,15 @@ def ranks_of(service, run: UUID) -> dict[str, object]:
     with service.client() as client:
         found = client.read_task_runs(flow_run_filter=FlowRunFilter(id=FlowRunFilterId(any_=[run])))
     return {task.name: task for task in found if task.name.startswith("embed_shard")}
+
+
+def open_tasks(service, run: UUID) -> list[str]:
+    """Names of the tasks of a flow run that have not ended."""
+    from prefect.client.schemas.filters import FlowRunFilter, FlowRunFilterId
+
+    with service.client() as client:
+        found = client.read_task_runs(flow_run_filter=FlowRunFilter(id=FlowRunFilterId(any_=[run])))
+    return [task.name for task in found if not task.state.is_final()]
 
 
 def test_a_rank_that_fails_twice_is_tried_three_times_and_the_run_completes(worker, job):

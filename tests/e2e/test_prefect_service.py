@@ -35,6 +35,7 @@ BOOTSTRAP = str(REPOSITORY / "deployments" / "bootstrap")
 SERVER = str(REPOSITORY / "deployments" / "server")
 DEPLOYMENTS = {
     "embed/embed",
+    "embed/embed-smoke",
     "predict/predict",
     "predict/predict-smoke",
     "predict-inbox/predict-nightly",
@@ -134,8 +135,11 @@ def test_every_deployment_says_what_it_is_and_gives_its_flow_parameters_that_it_
         assert len(deployment["description"]) > 100
         assert "virnucpro" in deployment["tags"]
     by_name = {deployment["name"]: deployment for deployment in deployment_settings()}
-    smoke = by_name["predict-smoke"]
-    assert all((REPOSITORY / name).is_file() for name in smoke["parameters"]["input_files"])
+    bundled = [
+        *by_name["predict-smoke"]["parameters"]["input_files"],
+        *by_name["embed-smoke"]["parameters"]["fasta_files"],
+    ]
+    assert all((REPOSITORY / name).is_file() for name in bundled)
     for name in ("predict-nightly", "retention"):
         (schedule,) = by_name[name]["schedules"]
         assert schedule["active"] is False

@@ -10,6 +10,7 @@ import pytest
 
 pytest.importorskip("prefect")
 
+from flows.run.interrupts import LOOK_S
 from tests.conftest import REPOSITORY
 from tests.faults.processes import RowsFound, compare_rows, make_proteins
 from tests.hash_flows import VARIABLE, control_file
@@ -22,6 +23,29 @@ LEASE_RENEWED_S = 225.0
 """Seconds after which a run would renew the lease of a concurrency limit."""
 OUTAGE_S = 100.0
 """More than three heartbeats."""
+CANCEL_OUTAGE_S = 60.0
+
+
+def test_a_run_is_cancelled_within_seconds_though_its_server_was_away(tmp_path):
+    """For longer than Prefect's worker listens again: half a minute."""
+    make_proteins(tmp_path / "in.fasta", random.Random(4), 60)
+    control = control_file(tmp_path / "control.json", slow_s=2.0)
+    with prefect_service(tmp_path / "server") as service:
+        environ = {VARIABLE: str(control), "VIRNUCPRO_DATA_ROOTS": str(tmp_path)}
+        deployment = service.deploy("tests/hash_flows.py:embed", "cancelled", **environ)
+        with service.worker():
+            given = {"fasta_files": [str(tmp_path / "in.fasta")], "output_dir": str(tmp_path / "out")}
+            run = service.start(deployment, **given, hardware={"devices": "cpu", "workers": 2})
+            wait_until(lambda: list((tmp_path / "out").glob("work/parts/*")), limit_s=120)
+            process = service.flow_process(run)
+            service.be_away(CANCEL_OUTAGE_S)
+            time.sleep(LOOK_S + 2)
+            began_s = time.monotonic()
+            service.cancel(run)
+            wait_until(lambda: not process.is_running(), limit_s=45)
+            service.wait_for_state(run, "Cancelled", limit_s=45)
+            print(f"Cancelled {time.monotonic() - began_s:.1f} s after it was asked for, 15 promised")
+            assert time.monotonic() - began_s < 45
 
 
 def test_a_run_goes_on_over_a_restart_of_the_server_and_an_outage_and_completes(tmp_path):

@@ -62,7 +62,9 @@ def test_a_full_disk_is_an_exit_73_with_the_last_words_written(tmp_path, taken_a
             ended = run_forked(
                 tmp_path / "in.fasta", out, config, file_bytes=None, failpoint=None, fill=disk / "ballast"
             )
-            assert "No space left on device" in ended.errors.splitlines()[-1]
+            last = ended.errors.splitlines()[-1]
+            assert "No space left on device" in last
+            assert last.startswith(f"cannot write {out}/work/"), "what a worker could not write"
             assert state_of(out) in {"partial", "failed"}
         assert ended.code == 73, ended.errors
         assert "Exception ignored" not in ended.errors

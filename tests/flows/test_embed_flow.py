@@ -315,6 +315,44 @@ def test_a_run_that_the_server_no_longer_has_as_running_here_stops_and_leaves_it
         assert client.read_flow_run(run_id).state.name == stays
 
 
+def test_a_run_that_has_begun_again_outlives_the_second_report_of_the_crash_before(monkeypatch):
+    monkeypatch.setattr(interrupts, "LOOK_S", 0.2)
+    reported = states.Crashed(message="Flow run infrastructure exited with non-zero status")
+
+    @flow(on_cancellation=[lambda *_: pytest.fail("it was stopped")])
+    def begun_again():
+        def work():
+            with get_client(sync_client=True) as client:
+                client.set_flow_run_state(flow_run.id, reported, force=True)
+                while not client.read_flow_run(flow_run.id).state.is_running():
+                    time.sleep(0.1)
+            time.sleep(1)
+            return Completed(message="went on")
+
+        return ended(work)
+
+    assert begun_again(return_state=True).message == "went on"
+
+
+def test_a_cancelled_run_whose_server_was_away_stops_without_waiting_for_prefects_worker(monkeypatch):
+    looks, ask = [], interrupts.client_that_asks_once
+
+    def away_at_first():
+        looks.append(time.monotonic())
+        if len(looks) == 1:
+            raise OSError("away")
+        return ask()
+
+    monkeypatch.setattr(interrupts, "LOOK_S", 0.2)
+    monkeypatch.setattr(interrupts, "client_that_asks_once", away_at_first)
+    HOOKED.clear()
+    with pytest.raises(Abort):
+        watched_run("Cancelling")
+    assert time.monotonic() - looks[0] < 15
+    with get_client(sync_client=True) as client:
+        assert client.read_flow_run(HOOKED[0]).state.name == "Cancelled"
+
+
 def test_a_server_that_does_not_answer_stops_no_run(monkeypatch):
     monkeypatch.setattr(interrupts, "LOOK_S", 0.1)
 

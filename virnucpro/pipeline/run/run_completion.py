@@ -15,7 +15,7 @@ from virnucpro import durable, run_folders
 from virnucpro.data.reading.fasta_scan import COUNTED, OF_FILES
 from virnucpro.errors import OutputError, ResultError
 from virnucpro.pipeline.run.run import release_space, remove_unpacked
-from virnucpro.pipeline.run.run_result import RunResult
+from virnucpro.pipeline.run.run_result import RunResult, first_refused_write
 from virnucpro.pipeline.shard_aggregator import Aggregation, aggregate_shards, validate_result, write_failed_sequences
 from virnucpro.store.manifest import RunManifest
 from virnucpro.store.parts import part_paths
@@ -48,21 +48,24 @@ def aggregate_run(
     index = run.open_index()
     plan = run.plan(index)
     config = run.model_config
-    result = aggregate_shards(
-        run.layout,
-        index,
-        plan,
-        max_residues=config.most_kept_residues,
-        hidden_dim=config.hidden_dim,
-        result_form=run.result_form,
-        hosts=hosts,
-    )
-    write_failed_sequences(
-        run.layout,
-        index,
-        result.missing_positions,
-        lambda position: reasons.why_missing(position, plan.block_of(position), outcomes),
-    )
+    try:
+        result = aggregate_shards(
+            run.layout,
+            index,
+            plan,
+            max_residues=config.most_kept_residues,
+            hidden_dim=config.hidden_dim,
+            result_form=run.result_form,
+            hosts=hosts,
+        )
+        write_failed_sequences(
+            run.layout,
+            index,
+            result.missing_positions,
+            lambda position: reasons.why_missing(position, plan.block_of(position), outcomes),
+        )
+    except OutputError as error:  # what a worker could not write tells more
+        raise first_refused_write(outcomes) or error from None
     return result
 
 

@@ -10,7 +10,7 @@ from virnucpro.pipeline.failures import FailureClass, exit_code_of
 from virnucpro.this_host import processors_differ
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping
+    from collections.abc import Mapping, Sequence
     from pathlib import Path
 
     from virnucpro.telemetry.ranks import Rank
@@ -109,8 +109,8 @@ class RunResult:
         reason = next((outcome.reason or "unknown" for outcome in failed), "a block's rows were found damaged")
         if classes == {FailureClass.CONFIGURATION} and self.output_path is None:
             raise ConfigurationError(reason)
-        if FailureClass.CANNOT_WRITE in classes:
-            raise OutputError(self.output_dir, reason)
+        if (refused := first_refused_write(failed)) is not None:
+            raise refused
         if self.state == "partial" and allow_partial:
             return
         code = ExitCode.PARTIAL
@@ -149,6 +149,13 @@ class RunResult:
             "stages_s": dict(self.stages_s),
             "noticed": dict(self.noticed),
         }
+
+
+def first_refused_write(outcomes: Sequence[Rank]) -> OutputError | None:
+    """Return the error of the first rank that could not write a file, which names that file."""
+    reason = next((one.reason for one in outcomes if one.failure == FailureClass.CANNOT_WRITE), None)
+    path, _, what = (reason or "").removeprefix("cannot write ").partition(": ")
+    return None if reason is None else OutputError(path, what)
 
 
 def notes_on_input(noticed: Mapping[str, int]) -> list[str]:
