@@ -14,7 +14,7 @@
 #                  2.10 or later; SECTIONS="rates esm2_650m" runs these alone
 # make gpu-kit     build/gpu_kit: wheels of what a bare machine with CUDA lacks for gpu-check; prints size and commands
 # make gpu-kit-check   gpu-check over tiny shapes in an environment like that machine's, with the kit; about four minutes
-# make gpu-check-file   the same as one file for a rented machine: build/gpu_check.pyz (docs/gpus.md)
+# make gpu-check-file   the same as one file for a rented machine: build/gpu_check.pyz (docs/gpu_check.md)
 # make gpu-mutants   changes lines that only a GPU runs, one at a time, and shows that a test notices each; minutes
 # make venv   only set up .venv
 

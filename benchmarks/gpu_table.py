@@ -1,5 +1,5 @@
 """
-The table of ``docs/gpus.md``: a row for each card that ``gpu_check`` ran on, by its newest results.
+The table of ``docs/gpu_check.md``: a row for each card that ``gpu_check`` ran on, by its newest results.
 
 The parts of a check are files of their own: those of a card that are at most ``LEASE`` older than its newest count
 together, of each part the newest. Run it as ``python benchmarks/gpu_table.py``. It measures nothing; without a result
@@ -19,7 +19,7 @@ sys.path.insert(0, str(Path(__file__).parent))
 from bench_common import RESULTS
 
 LEASE = timedelta(hours=12)
-PAGE = Path(__file__).parent.parent / "docs" / "gpus.md"
+PAGE = Path(__file__).parent.parent / "docs" / "gpu_check.md"
 BEGIN, END = "<!-- gpu checks: written by benchmarks/gpu_table.py -->", "<!-- end of gpu checks -->"
 COLUMNS = [
     *(
