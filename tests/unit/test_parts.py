@@ -238,7 +238,7 @@ def test_processors_that_are_none_are_refused(tmp_path, processors):
         SealedBlocks.open(tmp_path / "forged.h5")
 
 
-@pytest.mark.parametrize("origin", [-1, 3])
+@pytest.mark.parametrize("origin", [-1, 4])
 def test_an_origin_that_does_not_exist_is_refused(tmp_path, origin):
     path = write_part(tmp_path, [replace(block(0), origin=origin)], plan_fingerprint="p")
     with pytest.raises(ResultError, match="origin"):
