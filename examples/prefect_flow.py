@@ -2,7 +2,7 @@
 GPUs under Prefect, to read first and to copy: one flow, one task a GPU, in each a process that sees this GPU alone.
 
 Try `python examples/prefect_flow.py`: 40 units on two CPU workers. A unit is a file that is whole or absent, so a retry
-or the next run computes only what is missing. One run at a time in a folder.
+or the next run computes only what is missing. One run at a time in a folder. Why: docs/gpus_under_prefect.md.
 """
 
 import json
