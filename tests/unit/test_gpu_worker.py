@@ -169,6 +169,14 @@ def test_a_worker_that_fails_reports_why_and_exits_non_zero(tmp_path, proteins):
     assert last["exception"][0]["exc_value"] == "a fault that the test asked for"
 
 
+def test_a_loader_that_is_not_there_is_a_mistake_of_settings(tmp_path, proteins):
+    layout = RunLayout(tmp_path / "out")
+    index_into(layout, proteins[0])
+    outcomes, _ = run_workers(layout, fakes.hash_config(loader="tests.fakes:nope"), 1)
+    assert outcomes[0].failure == "configuration"
+    assert "the loader tests.fakes:nope of hash cannot be used" in outcomes[0].reason
+
+
 def test_a_number_that_is_not_finite_names_its_sequence_to_the_parent_and_in_the_log(tmp_path, proteins):
     fasta, sequences = proteins
     layout = RunLayout(tmp_path / "out")

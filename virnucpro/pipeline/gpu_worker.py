@@ -157,11 +157,16 @@ def load_model(config: ModelConfig, device: torch.device, reports: ReportPipe, l
 
     Raises:
         WeightsError: The weights are absent or unusable.
-        ConfigurationError: The run's rows are computed with an attention kernel that is not this device's.
+        ConfigurationError: A package's loader cannot be imported, or the run's rows are computed with an attention
+            kernel that is not this device's.
     """
     started_s = time.monotonic()
     module, function = config.loader.split(":")
-    load = getattr(importlib.import_module(module), function)
+    try:
+        load = getattr(importlib.import_module(module), function)
+    except (ImportError, AttributeError) as error:
+        what = f"the loader {config.loader} of {config.model_name} cannot be used: {error}"
+        raise ConfigurationError(what) from error
     if is_path(config.settings.model):
         check_model_path(Path(config.weights_path))
     with spans.span(spans.PREPARING, name="load model"):

@@ -74,9 +74,11 @@ class BlockWriter:
         """Keep the rows of *block*, and report them and what failed in it; ``OutputError`` where the disk refuses."""
         if result.is_resplit:
             log.warning("block.resplit", block=block, sequences=len(result.positions), tokens=result.num_tokens)
+        if result.widened:
+            advice = "these overflowed and were computed in fp32: where many do, use --precision bf16"
+            log.warning("block.widened", block=block, sequences=len(result.widened), advice=advice)
         for name in result.widened:
-            what = "overflowed, and was computed in fp32: where many do, use --precision bf16"
-            log.warning("sequence.widened", block=block, sequence_id=name, reason=what)
+            log.info("sequence.widened", block=block, sequence_id=name)
         for item in result.failed:
             log.error(
                 "sequence.failed", block=block, sequence_id=item.sequence_id, failure=item.failure, reason=item.what
