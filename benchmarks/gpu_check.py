@@ -208,6 +208,11 @@ def main() -> None:
     ]
     seconds = options.seconds or PART_SECONDS * (1 if options.part else len(PARTS))
     check = Check(torch.device("cuda:0" if options.device == "cuda" else "cpu"), options.tiny, seconds)
+    folder = options.out or Path(os.environ.get("OUT") or REPOSITORY / "benchmarks" / "results")
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+    except OSError as error:
+        sys.exit(f"gpu_check: {folder} cannot be made ({error.strerror}): name another folder with --out")
     say_what_is_missing(sections)
     described = machine(check)
     found = run_sections(check, sections)
@@ -219,8 +224,6 @@ def main() -> None:
         "checks": check.verdicts,
         "sections": found,
     }
-    folder = options.out or Path(os.environ.get("OUT") or REPOSITORY / "benchmarks" / "results")
-    folder.mkdir(parents=True, exist_ok=True)
     name = "_".join(filter(None, ["gpu_check", str(datetime.now(UTC).date()), options.part]))
     path = folder / f"{name}.json"
     path.write_text(json.dumps(report, indent=2, default=str) + "\n")

@@ -10,6 +10,7 @@ ended, and a hook waits for one answer of the API, ten seconds at most.
 
 from collections.abc import Callable, Mapping
 from contextlib import suppress
+from datetime import datetime
 from pathlib import Path
 from typing import Any
 from uuid import UUID
@@ -17,7 +18,7 @@ from uuid import UUID
 from prefect import Flow
 from prefect.client.schemas.actions import ArtifactCreate
 from prefect.client.schemas.filters import FlowRunFilter, FlowRunFilterId, FlowRunFilterParentFlowRunId
-from prefect.client.schemas.objects import FlowRun, State
+from prefect.client.schemas.objects import FlowRun, State, TaskRun
 from prefect.logging.handlers import APILogWorker
 from prefect.logging.loggers import flow_run_logger
 from prefect.states import Cancelled, Crashed
@@ -52,8 +53,8 @@ def say_how_to_continue(flow: Flow[..., Any], flow_run: FlowRun, state: State[An
     logger.warning("%s", " ".join(lines))
     APILogWorker.drain_all(timeout=REQUEST_TIMEOUT_S, at_exit=False)  # the process may be about to end by a signal
     ending = markdown_text(f"{state.name}: {state.message}" if state.message else str(state.name))
-    if not state.is_failed():  # whose tasks ended by themselves; the server may not know yet
-        end_what_is_open(flow_run.id, Cancelled if state.is_cancelled() else Crashed)
+    if state.is_crashed() or state.is_cancelled() or state.is_paused():  # else its tasks ended by themselves, or go on
+        end_what_is_open(flow_run.id, Crashed if state.is_crashed() else Cancelled, before=state.timestamp)
     page = "\n\n".join([f"# {markdown_text(lines[0])}", *map(markdown_text, lines[1:]), f"The run: {ending}", ""])
     with (
         suppress(Exception),  # the log has it; an API that does not answer now is not waited for
@@ -66,8 +67,12 @@ def say_how_to_continue(flow: Flow[..., Any], flow_run: FlowRun, state: State[An
         client.create_artifact(new)
 
 
-def end_what_is_open(run_id: UUID, ending: Callable[..., State[Any]]) -> None:
-    """End tasks and flow runs within a run whose process is gone: nobody else would, and they would stay Running."""
+def end_what_is_open(run_id: UUID, ending: Callable[..., State[Any]], *, before: datetime) -> None:
+    """
+    End tasks and flow runs within a run whose process is gone: no other process would, and they would stay Running.
+
+    *before*: Only those made before it, as the run may have begun again.
+    """
     ended = ending(message="The process of this run has ended.")
     with (
         suppress(Exception),  # they are for show alone
@@ -77,12 +82,17 @@ def end_what_is_open(run_id: UUID, ending: Callable[..., State[Any]]) -> None:
             flow_run_filter=FlowRunFilter(parent_flow_run_id=FlowRunFilterParentFlowRunId(any_=[run_id]))
         )
         for part in parts:
-            if part.state is not None and not part.state.is_final():
+            if _is_open(part, before):
                 client.set_flow_run_state(part.id, ended, force=True)
         of_these = FlowRunFilter(id=FlowRunFilterId(any_=[run_id, *(part.id for part in parts)]))
         for one in client.read_task_runs(flow_run_filter=of_these):
-            if one.state is None or not one.state.is_final():
+            if _is_open(one, before):
                 client.set_task_run_state(one.id, ended, force=True)
+
+
+def _is_open(run: FlowRun | TaskRun, before: datetime) -> bool:
+    is_earlier = run.created is None or run.created < before
+    return is_earlier and (run.state is None or not run.state.is_final())
 
 
 def _aftermath(flow_run: FlowRun, *, has_failed: bool) -> list[str]:

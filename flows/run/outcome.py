@@ -10,6 +10,7 @@ the server no longer had it as running.
 import time
 from collections.abc import Callable
 from contextlib import suppress
+from datetime import UTC, datetime
 from typing import Any, NoReturn
 
 from prefect.client.orchestration import get_client
@@ -43,7 +44,7 @@ def ended(work: Callable[[], State[Any]], limits: Limits | None = None) -> State
     send_lines_to_prefect()
     run = _flow_run()
     if run is not None and run.run_count > 1:  # the process before may have been killed, with its worker
-        end_what_is_open(run.id, Crashed)
+        end_what_is_open(run.id, Crashed, before=datetime.now(UTC))
     try:
         with watched(), time_limit(limits.time_limit_minutes if limits is not None else 0):
             state = work()

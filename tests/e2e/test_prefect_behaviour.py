@@ -313,6 +313,8 @@ def test_a_suspended_run_stops_and_goes_on_when_it_is_resumed(worker, job):
     assert seconds_until_gone(processes, limit_s=60) < 3 * 15
     before = job.durable()
     assert job.service.flow_run(run).state.name == "Suspended"
+    wait_until(lambda: not open_tasks(job.service, run), limit_s=30)
+    assert {rank.state_name for rank in ranks_of(job.service, run).values()} == {"Cancelled"}
     with job.service.client() as client:
         client.resume_flow_run(run)
     job.check_complete(run, before)

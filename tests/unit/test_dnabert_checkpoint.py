@@ -50,7 +50,10 @@ def test_heads_and_buffers_of_published_files_are_left_out(checkpoint, tensors):
 
 def test_without_a_config_the_published_shape_is_expected(checkpoint):
     (checkpoint.parent / "config.json").unlink()
-    with pytest.raises(WeightsError, match=r"does not hold the DNABERT-S encoder that it states.*hidden_size=768"):
+    with pytest.raises(
+        WeightsError,
+        match=r"does not hold the DNABERT-S encoder that it states.*hidden_size=768.*as no config\.json is beside it",
+    ):
         load_dnabert_s(checkpoint, "cpu")
 
 

@@ -162,6 +162,17 @@ def test_without_a_gpu_it_says_so_in_a_sentence(tmp_path):
     assert not (tmp_path / "out").exists()
 
 
+def test_a_folder_that_cannot_be_made_is_refused_before_anything_is_measured(tmp_path):
+    script, out = REPOSITORY / "benchmarks" / "gpu_check.py", tmp_path / "file" / "out"
+    out.parent.write_text("")
+    environment = bare_environment(tmp_path / "bare")
+    done = run(script, "--device", "cpu", "--tiny", "--only", "rates", "--out", out, env=environment)
+    assert (done.returncode, done.stderr) == (
+        1,
+        f"gpu_check: {out} cannot be made (Not a directory): name another folder with --out\n",
+    )
+
+
 @pytest.mark.parametrize(
     ("code", "said", "passed"),
     [

@@ -28,6 +28,8 @@ from virnucpro.models.registry import MODELS, models_table, resolve_model
 from virnucpro.store.reader import read_embeddings
 
 SPEC = """
+    from dataclasses import replace
+
     from virnucpro.choices import Precision, SequenceKind
     from virnucpro.models.registry import ModelFamily, ModelSpec
 
@@ -48,6 +50,8 @@ SPEC = """
         source="http://127.0.0.1:9/resolve/main/model.safetensors",
         licence="MIT",
     )
+    WITHOUT_FAMILY = replace(SPEC, family=FAMILY.loader)
+    WITHOUT_ADDRESS = replace(SPEC, source="model.safetensors")
     """
 LOADING = """
     from types import SimpleNamespace
@@ -269,12 +273,25 @@ def test_a_name_that_two_packages_claim_is_a_sentence(tmp_path, monkeypatch, use
     assert (sorted(packages.split(" and ")), both) == (["one 1.2", "other 3"], "uninstall all but one")
 
 
-@pytest.mark.parametrize("at", ["absent.module:SPEC", "broken:ABSENT", "broken:FAMILY", "broken"])
+@pytest.mark.parametrize(
+    "at",
+    [
+        "absent.module:SPEC",
+        "broken:ABSENT",
+        "broken:FAMILY",
+        "broken",
+        "broken:WITHOUT_FAMILY",
+        "broken:WITHOUT_ADDRESS",
+    ],
+)
 def test_a_broken_package_is_a_sentence_that_names_it(tmp_path, monkeypatch, at):
     make_package(tmp_path, "broken", {"bad": at})
     monkeypatch.syspath_prepend(tmp_path)
     with pytest.raises(ConfigurationError, match=rf"^model bad of broken 1\.2 cannot be used \({at}: \w+Error: "):
         resolve_model("bad")
+    broken = []
+    assert [spec.name for spec, _ in models_table(on_broken=broken.append)] == list(MODELS)
+    assert [str(error).partition(" of ")[0] for error in broken] == ["model bad"]
 
 
 def test_another_version_of_the_package_is_another_run_and_another_cache():

@@ -12,7 +12,7 @@ from rich.text import Text
 from virnucpro.commands.grouped_help import GroupedCommand
 from virnucpro.commands.options import takes_settings
 from virnucpro.commands.output import print_line, print_renderable
-from virnucpro.errors import printable
+from virnucpro.errors import ConfigurationError, printable
 from virnucpro.models.classifier_files.card import PUBLISHED_DNA_MODEL, PUBLISHED_PROTEIN_MODEL, classifiers_table
 from virnucpro.models.registry import BUNDLED, models_table
 from virnucpro.settings import EmbeddingSettings
@@ -32,13 +32,16 @@ def list_models(
     settings: EmbeddingSettings,
 ) -> None:
     """List models and classifiers: what they take, how large they are, where they come from, whether they are here."""
-    rows = models_table(weights_dir=_folder(settings))
+    broken: list[ConfigurationError] = []
+    rows = models_table(weights_dir=_folder(settings), on_broken=broken.append)
     table = _table("name", "takes", "parameters", "width", "weights")
     for spec, path in rows:
         weights = BUNDLED if spec.is_bundled else "absent" if path is None else "here"
         parameters = f"{spec.num_parameters / 1e6:,.1f} M"
         table.add_row(spec.name, spec.family.sequence_kind, parameters, f"{spec.hidden_dim:,}", weights)
     print_renderable(table)
+    for error in broken:
+        print_line(str(error))
     print("\nweights that are here:")
     for _, path in rows:
         if path is not None:

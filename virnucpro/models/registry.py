@@ -32,6 +32,8 @@ from virnucpro.errors import ConfigurationError, UnknownModelError, WeightsError
 from virnucpro.run_folders import read_bytes
 
 if TYPE_CHECKING:
+    from collections.abc import Callable
+
     from virnucpro.models.download import DownloadProgress
 
 WEIGHTS_VARIABLE = "VIRNUCPRO_WEIGHTS"
@@ -314,10 +316,19 @@ def weights_folders(weights_dir: Path | None = None) -> list[Path]:
     return [*folders, torch_home / "hub" / "checkpoints"]
 
 
-def models_table(*, weights_dir: Path | None = None) -> list[tuple[ModelSpec, Path | None]]:
-    """Return every registered model and its file of weights, None where that is absent."""
+def models_table(
+    *, weights_dir: Path | None = None, on_broken: Callable[[ConfigurationError], None] | None = None
+) -> list[tuple[ModelSpec, Path | None]]:
+    """Return every registered model and its file of weights, None where absent; *on_broken* takes what would raise."""
     added = entry_points(group=ENTRY_POINTS)
-    specs = [*MODELS.values(), *(_added_model(name, added) for name in sorted(added.names - MODELS.keys()))]
+    specs = list(MODELS.values())
+    for name in sorted(added.names - MODELS.keys()):
+        try:
+            specs.append(_added_model(name, added))
+        except ConfigurationError as error:
+            if on_broken is None:
+                raise
+            on_broken(error)
     return [(spec, _find(spec, weights_dir)) for spec in specs]
 
 
@@ -345,11 +356,18 @@ def _added_model(name: str, added: EntryPoints) -> ModelSpec:
     if len(claims) > 1:
         raise ConfigurationError(f"{packages} each add a model {name}: uninstall all but one")
     try:
-        spec: ModelSpec = claims[0].load()
-        return replace(spec, name=name, provider=packages)
+        return replace(_checked(claims[0].load()), name=name, provider=packages)
     except Exception as error:
         cause = f"{claims[0].value}: {type(error).__name__}: {error}"
         raise ConfigurationError(f"model {name} of {packages} cannot be used ({cause})") from error
+
+
+def _checked(spec: object) -> ModelSpec:
+    if not isinstance(spec, ModelSpec) or not isinstance(spec.family, ModelFamily):
+        raise TypeError("it is no ModelSpec with a ModelFamily")
+    if not str(spec.source).startswith(("https://", "http://")):
+        raise ValueError(f"its source is {spec.source!r}, not an address")
+    return spec
 
 
 def _find(spec: ModelSpec, weights_dir: Path | None) -> Path | None:

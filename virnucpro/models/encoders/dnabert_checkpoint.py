@@ -89,7 +89,10 @@ def open_dnabert_checkpoint(path: Path, *, vocabulary: int) -> tuple[MosaicBertC
             config, tensors = _config_beside(path), load_pickled(path)
         named = {name.removeprefix("bert."): tensor for name, tensor in tensors.items()}
         named = {name: tensor for name, tensor in named.items() if not _NOT_THE_ENCODER.search(name)}
-        check_shapes(path, "DNABERT-S encoder", config, named, _expected_shapes(config, len(named)))
+        stated: object = config
+        if config == MosaicBertConfig() and not (path.parent / CONFIG_NAME).exists():
+            stated = f"{config}, taken for it as no {CONFIG_NAME} is beside it"
+        check_shapes(path, "DNABERT-S encoder", stated, named, _expected_shapes(config, len(named)))
     if config.vocab_size != vocabulary:
         raise WeightsError(path.stem, f"{path} has {config.vocab_size} tokens, the tokenizer has {vocabulary}")
     return config, named
