@@ -103,7 +103,7 @@ def make_package(folder, package, names, version="1.2"):
 
 @pytest.fixture(scope="module")
 def site(tmp_path_factory):
-    """A folder of packages, of a package with a model, and beside it its weights."""
+    """A folder of packages with one that has a model, and its weights; on the path only while it is imported."""
     folder = tmp_path_factory.mktemp("site")
     make_package(folder, "small_encoder", {"small": "small_encoder:SPEC"})
     weights = folder / "weights" / "small" / "model.safetensors"
@@ -111,12 +111,11 @@ def site(tmp_path_factory):
     sys.path.insert(0, str(folder))
     try:
         from small_encoder.loading import Small
-
-        torch.manual_seed(7)
-        save_file(Small().state_dict(), weights)
-        yield folder
     finally:
         sys.path.remove(str(folder))
+    torch.manual_seed(7)
+    save_file(Small().state_dict(), weights)
+    return folder
 
 
 @pytest.fixture(scope="module")
@@ -237,6 +236,7 @@ def test_token_lists_are_packed_in_order():
 
 def test_a_model_of_a_package_is_found_listed_and_suggested(site, monkeypatch):
     monkeypatch.setenv("VIRNUCPRO_WEIGHTS", str(site / "weights"))
+    monkeypatch.syspath_prepend(site)
     found = resolve_model("small")
     assert (found.name, found.hidden_dim, found.provider) == ("small", 16, "small_encoder 1.2")
     assert found.weights_path == site / "weights" / "small" / "model.safetensors"
