@@ -92,6 +92,16 @@ def test_a_run_leaves_its_last_figures_and_no_status(tmp_path, fasta):
     assert layout.metrics_textfile.read_text() == text
 
 
+def test_textfiles_of_two_runs_share_no_series_so_that_one_folder_holds_both(tmp_path, fasta):
+    texts = []
+    for name in ("a", "b"):
+        embed(fasta, tmp_path / name, RunTelemetry())
+        texts.append(RunLayout(tmp_path / name).metrics_textfile.read_text())
+    assert not samples(texts[0]).keys() & samples(texts[1]).keys()
+    helps = [{line for line in text.splitlines() if line.startswith("#")} for text in texts]
+    assert helps[0] == helps[1], "node_exporter refuses one name with two helps"
+
+
 def test_a_run_that_continues_starts_at_the_rows_that_are_durable(tmp_path, fasta):
     stop, out = threading.Event(), tmp_path / "out"
     stop_after_first = lambda _, message: message.get("kind") == "progress" and stop.set()  # noqa: E731

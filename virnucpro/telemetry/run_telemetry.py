@@ -281,7 +281,9 @@ class RunTelemetry:
         assert self._layout is not None
         here = self._layout.output_dir
         try:
-            durable.write_bytes(self._layout.metrics_textfile, generate_latest(self._registry))
+            registry = CollectorRegistry()
+            registry.register(RunCollector(self.snapshot, names_run=True))  # files of several runs share a folder
+            durable.write_bytes(self._layout.metrics_textfile, generate_latest(registry))
             layouts = [work.facts.layout for work in self._works]
             labels = ["" if layout.output_dir == here else layout.output_dir.name for layout in layouts]
             spans_dirs = zip(labels, (layout.spans_dir for layout in layouts), strict=True)

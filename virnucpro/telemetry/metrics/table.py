@@ -8,7 +8,7 @@ whose values grow with the input.
 from __future__ import annotations
 
 import platform
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
 from importlib.metadata import version
 from typing import TYPE_CHECKING, TypeVar
@@ -222,10 +222,14 @@ METRICS = (
 
 
 class RunCollector(Collector):
-    """Gives the metrics of a run; *snapshot* is called in the thread of the scrape."""
+    """
+    Gives the metrics of a run; *snapshot* is called in the thread of the scrape.
 
-    def __init__(self, snapshot: Callable[[], RunSnapshot]) -> None:
-        self._snapshot = snapshot
+    *names_run*: Each series has the label ``run_id``, which a scraped run gets from its target.
+    """
+
+    def __init__(self, snapshot: Callable[[], RunSnapshot], *, names_run: bool = False) -> None:
+        self._snapshot, self._names_run = snapshot, names_run
 
     def describe(self) -> Iterable[MetricFamily]:
         """Return nothing: there may be no run yet."""
@@ -236,6 +240,9 @@ class RunCollector(Collector):
         snapshot = self._snapshot()
         for metric in METRICS:
             samples = list(metric.read(snapshot))
+            if self._names_run and "run_id" not in metric.labels:
+                metric = replace(metric, labels=("run_id", *metric.labels))  # noqa: PLW2901
+                samples = [((snapshot.run_id, *labels), value) for labels, value in samples]
             if samples:
                 yield _family(metric, samples)
 
