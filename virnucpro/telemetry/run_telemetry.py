@@ -283,13 +283,16 @@ class RunTelemetry:
         try:
             registry = CollectorRegistry()
             registry.register(RunCollector(self.snapshot, names_run=True))  # files of several runs share a folder
-            durable.write_bytes(self._layout.metrics_textfile, generate_latest(registry))
+            figures = generate_latest(registry)
+            durable.write_bytes(self._layout.metrics_textfile, figures)
             layouts = [work.facts.layout for work in self._works]
             labels = ["" if layout.output_dir == here else layout.output_dir.name for layout in layouts]
             spans_dirs = zip(labels, (layout.spans_dir for layout in layouts), strict=True)
             recorded = [(label, folder) for label, folder in spans_dirs if folder.is_dir()]
             if recorded:
                 merge_trace(recorded, self._stages_now(), self._layout.trace)
+            if self._options.textfiles_dir is not None:
+                durable.write_bytes(Path(self._options.textfiles_dir) / f"virnucpro-{self._run_id}.prom", figures)
         except OutputError as error:
             log.warning("telemetry.not_written", path=error.path, reason=error.what)
 
