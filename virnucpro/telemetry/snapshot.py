@@ -8,12 +8,13 @@ is, since the long sequences come first.
 
 from __future__ import annotations
 
+from collections.abc import Mapping  # noqa: TC003  pydantic reads it where the status file is checked
 from dataclasses import dataclass, field
 from enum import StrEnum
 from typing import TYPE_CHECKING, Protocol
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Mapping
+    from collections.abc import Callable
 
     from virnucpro.arrays import IntArray
     from virnucpro.run_layout import FolderLayout
