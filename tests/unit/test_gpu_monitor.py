@@ -277,16 +277,20 @@ def test_a_host_shows_all_its_gpus_with_the_numbers_of_nvidia_smi_and_under_name
     assert nvml.threads == {"gpu-monitor"}
 
 
-def test_a_gpu_that_the_host_has_lost_is_said_to_be_and_comes_back():
+VALUES = [name for name in vars(FakeNvml) if name.startswith("nvmlDeviceGet") and name[13:16] not in ("UUI", "Han")]
+
+
+@pytest.mark.parametrize("how", [{"lost": True}, {"failing": dict.fromkeys(VALUES, pynvml.NVML_ERROR_GPU_IS_LOST)}])
+def test_a_gpu_that_the_host_has_lost_is_said_to_be_and_comes_back(how):
     nvml, last = four_gpus(), (UUIDS[1], "1")
     gpus = HostGpus(nvml)
     host_series(gpus)
-    nvml.gpus[1].lost = True
+    vars(nvml.gpus[1]).update(how)
     series = host_series(gpus)
     assert {key for key, is_lost in series["lost"].items() if is_lost} == {last}
     assert len(series["lost"]) == 4
     assert {name for name in series if last in series[name]} == {"lost"}, "no old value of it is served"
-    nvml.gpus[1].lost = False
+    vars(nvml.gpus[1]).update(lost=False, failing={})
     assert set(host_series(gpus)["lost"].values()) == {0}
     nvml.gpus.pop(0)  # opened anew, the driver counts those that are left
     assert {key for key, is_lost in host_series(gpus)["lost"].items() if is_lost} == {(UUIDS[0], "0")}
@@ -304,9 +308,9 @@ def test_all_gpus_of_a_host_are_lost_while_its_driver_hangs_and_not_while_it_is_
     assert series == {"lost": {(uuid, str(n)): 1 for n, uuid in enumerate(UUIDS)}}
     nvml.goes_on.set()
     assert set(host_series(gpus)["lost"].values()) == {0}
-    monkeypatch.setattr(gpu_monitor, "ANSWER_LIMIT_S", 2)
+    monkeypatch.setattr(gpu_monitor, "ANSWER_LIMIT_S", 0.5)
     nvml.goes_on.clear()
-    threading.Timer(2.5, nvml.goes_on.set).start()
+    threading.Timer(0.6, nvml.goes_on.set).start()
     assert set(host_series(gpus)["lost"].values()) == {0}
 
 
