@@ -197,11 +197,17 @@ def test_what_the_driver_does_not_tell_is_absent_by_itself(function, field, abse
     assert differing - {"memory_total_bytes"} == {field}
 
 
-def test_a_gpu_that_falls_off_the_bus_is_absent_and_the_others_stay():
+VALUES = [name for name in vars(FakeNvml) if name.startswith("nvmlDeviceGet") and name[13:16] not in ("UUI", "Han")]
+LOST = [{"lost": True}, {"failing": dict.fromkeys(VALUES, pynvml.NVML_ERROR_GPU_IS_LOST)}]
+"""A GPU that tells nothing, and one that tells its UUID alone."""
+
+
+@pytest.mark.parametrize("how", LOST)
+def test_a_gpu_that_falls_off_the_bus_is_absent_and_the_others_stay(how):
     nvml = four_gpus()
     monitor = GpuMonitor([("cuda:0", "0"), ("cuda:2", "2")], nvml, environ={})
     assert uuids(monitor.sample()) == {"cuda:0": UUIDS[0], "cuda:2": UUIDS[2]}
-    nvml.gpus[0].lost = True
+    vars(nvml.gpus[0]).update(how)
     assert uuids(monitor.sample()) == {"cuda:2": UUIDS[2]}
     monitor.close()
 
@@ -277,10 +283,7 @@ def test_a_host_shows_all_its_gpus_with_the_numbers_of_nvidia_smi_and_under_name
     assert nvml.threads == {"gpu-monitor"}
 
 
-VALUES = [name for name in vars(FakeNvml) if name.startswith("nvmlDeviceGet") and name[13:16] not in ("UUI", "Han")]
-
-
-@pytest.mark.parametrize("how", [{"lost": True}, {"failing": dict.fromkeys(VALUES, pynvml.NVML_ERROR_GPU_IS_LOST)}])
+@pytest.mark.parametrize("how", LOST)
 def test_a_gpu_that_the_host_has_lost_is_said_to_be_and_comes_back(how):
     nvml, last = four_gpus(), (UUIDS[1], "1")
     gpus = HostGpus(nvml)
