@@ -221,7 +221,7 @@ HOST_METRICS = (
     *(replace(one, name=one.name.replace("virnucpro_gpu", "virnucpro_host_gpu"))
       for one in METRICS if one.labels[:len(GPU)] == GPU),
     _of_gpus("virnucpro_host_gpu_lost", "gauge", "0 or 1", lambda gpu: gpu.is_lost,
-             "1 for a GPU that has answered this exporter before and does not now, as its driver may not, else 0."),
+             "1 for a GPU that the exporter has seen and that does not answer now: lost, or its driver hangs; else 0."),
 )
 # fmt: on
 
