@@ -12,6 +12,7 @@ import subprocess
 import types
 import typing
 from collections import Counter
+from pathlib import Path
 
 import pytest
 import yaml
@@ -23,6 +24,7 @@ from grafana_foundation_sdk.models.dashboard import Dashboard, DataTransformerCo
 from grafana_foundation_sdk.models.prometheus import Dataquery
 from typer.main import get_command
 
+from flows import exporter
 from flows.exporter import SERVER_METRICS
 from flows.run.metrics_by_default import MACHINE_FOLDER, OWN_FOLDER
 from tests.conftest import REPOSITORY
@@ -290,7 +292,9 @@ def test_the_pages_name_only_options_and_variables_that_exist():
     parameters = [each for command in get_command(command_line()).commands.values() for each in command.params]
     commands = re.findall(r"^virnucpro .*$", (OBSERVABILITY / "README.md").read_text(), flags=re.MULTILINE)
     named = set(re.findall(r"(?<![\w-])--[a-z][a-z-]*", " ".join([PAGES, *commands])))
-    assert {"--metrics-port", "--profile"} < named <= {option for each in parameters for option in each.opts}
+    of_exporter = set(re.findall(r'"(--[a-z]+)"', Path(exporter.__file__).read_text()))
+    of_commands = {option for each in parameters for option in each.opts}
+    assert {"--metrics-port", "--profile", "--only"} < named <= of_commands | of_exporter
     variables_named = set(re.findall(r"\bVIRNUCPRO_[A-Z_]+", PAGES))
     assert "VIRNUCPRO_METRICS_TARGETS" in variables_named
     assert variables_named <= {
