@@ -75,6 +75,14 @@ class GpuSample:
     throttle: Mapping[str, bool] = field(default_factory=dict)
     """Reason -> whether it is slowed down by it now."""
 
+    @property
+    def is_lost(self) -> bool:
+        """Whether the driver reports nothing of it."""
+        return self == self.without_values()
+
+    def without_values(self) -> GpuSample:
+        return GpuSample(device=self.device, uuid=self.uuid, host=self.host)
+
 
 @dataclass(frozen=True, kw_only=True)
 class RankSnapshot:
