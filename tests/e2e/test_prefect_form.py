@@ -8,6 +8,7 @@ Screenshots of both widths are left in the test's folder.
 from __future__ import annotations
 
 import json
+import random
 import sys
 import time
 
@@ -20,6 +21,8 @@ from prefect.utilities.callables import parameter_schema
 from flows.embed import embed
 from flows.predict import predict
 from tests.conftest import REPOSITORY
+from tests.faults.processes import RowsFound, compare_rows, make_proteins
+from tests.hash_flows import VARIABLE, control_file
 from tests.prefect_service import PASSWORD, POOL, START_LIMIT_S, started, wait_until
 from virnucpro.run_layout import PredictionLayout
 
@@ -303,6 +306,43 @@ def open_the_report(page, layout, folder):
     page.browser.open(link)
     assert page.browser.js("return document.querySelectorAll('table.contigs tbody tr').length") > 20
     page.shoot(folder, "report")
+
+
+@pytest.mark.long
+def test_a_run_does_what_its_buttons_say_on_postgresql(browser, prefect_server, worker, tmp_path):
+    assert prefect_server.environ["PREFECT_SERVER_DATABASE_CONNECTION_URL"].startswith("postgresql")
+    sequences = make_proteins(worker / "in.fasta", random.Random(4), 60)
+    control = control_file(tmp_path / "control.json", slow_s=1.0)
+    (worker / HUNG).touch()
+    deployment = prefect_server.deploy("tests/hash_flows.py:embed", "buttons", **{VARIABLE: str(control)})
+    given = {"fasta_files": [str(worker / "in.fasta")], "output_dir": str(worker / "buttons")}
+    run = prefect_server.start(deployment, **given, hardware={"devices": "cpu", "workers": 1})
+    page = Page(browser, prefect_server)
+    page.open(f"/v2/runs/flow-run/{run}", shows="embed into")
+    parts = 0
+    for item, button, state in (
+        ("Pause", "Pause", "Suspended"),
+        ("Resume", "Resume", "Running"),
+        ("Cancel", "Cancel Flow Run", "Cancelled"),
+        ("Retry", "Retry", "Completed"),
+    ):
+        before = prefect_server.flow_run(run).state
+        if before.is_running():  # some more of it is durable
+            wait_until(lambda: len(list((worker / "buttons").glob("work/parts/*"))) > parts, limit_s=120)
+            process = prefect_server.flow_process(run)
+        parts = len(list((worker / "buttons").glob("work/parts/*")))
+        if item == "Retry":
+            control_file(control)
+        page.menu(item)
+        page.press(button, DIALOG)
+        prefect_server.wait_for_state(run, state, limit_s=180)
+        page.wait_for(state)
+        if before.is_running():
+            print(f"gone {wait_until(lambda: not process.is_running(), limit_s=60):.1f} s after {item}")
+        page.shoot(tmp_path, state.lower())
+    with prefect_server.client() as client:
+        assert len([state for state in client.read_flow_run_states(run) if state.is_running()]) == 3
+    assert compare_rows(worker / "buttons", sequences) == RowsFound()
 
 
 def test_names_of_runs_and_why_a_run_is_refused_at_once(prefect_server, worker):
