@@ -319,27 +319,26 @@ def test_a_run_does_what_its_buttons_say_on_postgresql(browser, prefect_server, 
     run = prefect_server.start(deployment, **given, hardware={"devices": "cpu", "workers": 1})
     page = Page(browser, prefect_server)
     page.open(f"/v2/runs/flow-run/{run}", shows="embed into")
-    parts = 0
-    for item, button, state in (
-        ("Pause", "Pause", "Suspended"),
-        ("Resume", "Resume", "Running"),
-        ("Cancel", "Cancel Flow Run", "Cancelled"),
-        ("Retry", "Retry", "Completed"),
-    ):
-        before = prefect_server.flow_run(run).state
-        if before.is_running():  # some more of it is durable
-            wait_until(lambda: len(list((worker / "buttons").glob("work/parts/*"))) > parts, limit_s=120)
-            process = prefect_server.flow_process(run)
-        parts = len(list((worker / "buttons").glob("work/parts/*")))
-        if item == "Retry":
-            control_file(control)
+
+    def press(item, button, state):
         page.menu(item)
         page.press(button, DIALOG)
         prefect_server.wait_for_state(run, state, limit_s=180)
         page.wait_for(state)
-        if before.is_running():
-            print(f"gone {wait_until(lambda: not process.is_running(), limit_s=60):.1f} s after {item}")
         page.shoot(tmp_path, state.lower())
+
+    def stop(item, button, state):
+        parts = list((worker / "buttons").glob("work/parts/*"))
+        wait_until(lambda: len(list((worker / "buttons").glob("work/parts/*"))) > len(parts), limit_s=120)
+        process = prefect_server.flow_process(run)
+        press(item, button, state)
+        print(f"{state}, and gone {wait_until(lambda: not process.is_running(), limit_s=60):.1f} s later")
+
+    stop("Pause", "Pause", "Suspended")
+    press("Resume", "Resume", "Running")
+    stop("Cancel", "Cancel Flow Run", "Cancelled")
+    control_file(control)
+    press("Retry", "Retry", "Completed")
     with prefect_server.client() as client:
         assert len([state for state in client.read_flow_run_states(run) if state.is_running()]) == 3
     assert compare_rows(worker / "buttons", sequences) == RowsFound()

@@ -8,7 +8,9 @@ import time
 
 import pytest
 
-prefect = pytest.importorskip("prefect")
+pytest.importorskip("prefect")
+
+import prefect
 
 from flows.run.interrupts import LOOK_S
 from tests.conftest import REPOSITORY
