@@ -610,7 +610,9 @@ def served(job: Job):
     """The flow as ``.serve()`` runs it; yields the serving process and its deployment."""
     service, name = job.service, f"served-{time.monotonic_ns()}"
     log = job.folder / "serve.log"
-    command = [sys.executable, "-c", f"from tests.hash_flows import embed; embed.serve({name!r})"]
+    # a run's process gets the flow pickled, by its name: it would find the one with the real model
+    by_value = "import cloudpickle, flows.embed; cloudpickle.register_pickle_by_value(flows.embed)"
+    command = [sys.executable, "-c", f"{by_value}; from tests.hash_flows import embed; embed.serve({name!r})"]
     environ = {**service.environ, VARIABLE: str(job.control), "VIRNUCPRO_DATA_ROOTS": str(job.folder)}
     with started(command, log, cwd=REPOSITORY, environ=environ) as process:
         wait_until(lambda: "Your flow" in log.read_text(), limit_s=START_LIMIT_S, log=log)
