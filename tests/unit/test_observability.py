@@ -35,6 +35,7 @@ from virnucpro.allowed_roots import DATA_ROOTS
 from virnucpro.cli import command_line
 from virnucpro.knobs import settings_of
 from virnucpro.settings import Monitoring
+from virnucpro.telemetry.metrics.options import TEXTFILES
 from virnucpro.telemetry.metrics.table import HOST_METRICS, METRICS
 from virnucpro.telemetry.worker_logging import LABEL_VARIABLES
 from virnucpro.this_host import HOST_NAME_VARIABLE
@@ -299,7 +300,7 @@ def test_the_pages_name_only_options_and_variables_that_exist():
     assert "VIRNUCPRO_METRICS_TARGETS" in variables_named
     assert variables_named <= {
         *(one.knob.env for one in settings_of(Monitoring) if one.knob.env),
-        *(HOST_NAME_VARIABLE, DATA_ROOTS),
+        *(HOST_NAME_VARIABLE, DATA_ROOTS, TEXTFILES),
     }
 
 
