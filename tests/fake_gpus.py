@@ -20,6 +20,8 @@ from tests.fake_nvml import FakeGpu, FakeNvml
 
 VARIABLE = "FAKE_GPUS"
 """How many GPUs the host has."""
+NOW = "FAKE_GPUS_NOW"
+"""A JSON file of what the GPUs are like now, if a test changes that: number -> values of ``FakeGpu``."""
 WORKER = "tests.fake_gpus:gpu_worker_on_a_fake_gpu"
 PROBE = "tests.fake_gpus:probe_a_fake_gpu"
 PROBE_WITH_TRIALS = "tests.fake_gpus:try_out_a_fake_gpu"
@@ -29,15 +31,34 @@ def uuid_of(number: int) -> str:
     return f"GPU-{number:08x}-0000-1111-2222-333344445555"
 
 
+class _NvmlOfNow(FakeNvml):
+    def _check(self):
+        if NOW in os.environ:
+            for number, values in json.loads(Path(os.environ[NOW]).read_text()).items():
+                vars(self.gpus[int(number)]).update(values)
+        super()._check()
+
+
+def let_the_driver_tell(count: int) -> None:
+    """Let this process's driver tell of *count* GPUs."""
+    nvml = _NvmlOfNow([FakeGpu(uuid_of(number)) for number in range(count)])
+    for name in dir(nvml):
+        if name.startswith("nvml") and callable(getattr(nvml, name)):
+            setattr(pynvml, name, getattr(nvml, name))
+
+
+def set_now(path: Path, gpus: dict[int, dict]) -> None:
+    """Write the file of ``NOW``, whole whenever it is read."""
+    path.with_suffix(".new").write_text(json.dumps(gpus))
+    path.with_suffix(".new").replace(path)
+
+
 def pretend(count: int) -> None:
     """Let this process see *count* GPUs, and start workers for them."""
     from virnucpro.pipeline import multi_gpu_inference
     from virnucpro.pipeline.run import run_preparation
 
-    nvml = FakeNvml([FakeGpu(uuid_of(number)) for number in range(count)])
-    for name in dir(nvml):
-        if name.startswith("nvml") and callable(getattr(nvml, name)):
-            setattr(pynvml, name, getattr(nvml, name))
+    let_the_driver_tell(count)
     multi_gpu_inference.run_embedding.__kwdefaults__.update(worker_fn=WORKER, probe_fn=PROBE)
     run_preparation.prepare_run.__kwdefaults__.update(probe_fn=PROBE)
 

@@ -43,27 +43,31 @@ def free_port():
 
 
 @contextmanager
-def exporter(service, folder):
-    """The program as its unit starts it, with the server's own variable; yield its port."""
+def exporter(service, folder, program=("-m", "flows.exporter"), **more):
+    """The program as its unit starts it, with the server's own variable and *more*; yield its port."""
     port, log = free_port(), folder / "exporter.log"
     environ = {name: value for name, value in service.environ.items() if name != "PREFECT_API_AUTH_STRING"}
-    environ["PREFECT_SERVER_API_AUTH_STRING"] = PASSWORD
-    command = [sys.executable, "-m", "flows.exporter", "--port", str(port)]
+    environ |= {"PREFECT_SERVER_API_AUTH_STRING": PASSWORD, **more}
+    command = [sys.executable, *program, "--port", str(port)]
     with started(command, log, cwd=REPOSITORY, environ=environ):
         wait_until(lambda: "/metrics" in log.read_text(), limit_s=LIMIT_S, log=log)
         yield port
 
 
 @contextmanager
-def prometheus(service, folder, exporter_port):
-    """A Prometheus with ``prometheus.yml``, whose relative paths mean what they mean where it lies."""
+def prometheus(service, folder, exporter_port, base=OBSERVABILITY, targets=()):
+    """
+    A Prometheus with ``prometheus.yml``, whose relative paths mean what they mean in *base*, where it lies.
+
+    *targets* are patterns of the runs' target files, in place of its own.
+    """
     user, _, password = PASSWORD.partition(":")
     (folder / "password").write_text(password)
     settings = yaml.safe_load((OBSERVABILITY / "prometheus.yml").read_text())
     settings["global"] = {"scrape_interval": INTERVAL, "evaluation_interval": INTERVAL}
-    settings["rule_files"] = [str(OBSERVABILITY / path) for path in settings["rule_files"]]
+    settings["rule_files"] = [str(base / path) for path in settings["rule_files"]]
     (of_runs,) = settings["scrape_configs"][0]["file_sd_configs"]
-    of_runs["files"] = [str(OBSERVABILITY / path) for path in of_runs["files"]]
+    of_runs["files"] = [str(base / path) for path in targets or of_runs["files"]]
     text = json.dumps(settings)
     for shipped, ours in {
         "127.0.0.1:4202": f"127.0.0.1:{exporter_port}",
@@ -111,18 +115,19 @@ def unwatched(watched, tmp_path_factory):
 
 
 @contextmanager
-def worker(service, folder):
+def worker(service, folder, queue):
     """A worker of one queue; nothing about metrics is set."""
     assert not [name for name in service.environ if name.startswith("VIRNUCPRO_")]
     log = folder / "worker.log"
-    command = [sys.executable, "-m", "flows.worker", "--pool", POOL, "--work-queue", WATCHED]
+    command = [sys.executable, "-m", "flows.worker", "--pool", POOL, "--work-queue", queue]
     environ = {**service.environ, "VIRNUCPRO_DATA_ROOTS": str(folder)}
     with started(command, log, cwd=REPOSITORY, environ=environ):
         wait_until(lambda: " started!" in log.read_text(), limit_s=LIMIT_S, log=log)
         yield log
 
 
-ELSEWHERE = "virnucpro_gpu_", "virnucpro_contigs_", "virnucpro_nucleotides_", "virnucpro_worker_nucleotides_"
+OF_CONTIGS = "virnucpro_contigs_", "virnucpro_nucleotides_", "virnucpro_worker_nucleotides_"
+ELSEWHERE = "virnucpro_gpu_", "virnucpro_host_gpu_", *OF_CONTIGS
 """Metrics that a run which embeds on processors has not: those of GPUs, and of workers on contigs."""
 
 
@@ -156,7 +161,7 @@ def test_a_run_without_any_setting_is_found_and_answers_every_question_of_the_da
     wait_until(lambda: WATCHED in pending(found, "VirnucproQueueWithoutWorker"), limit_s=LIMIT_S)
 
     info = f'virnucpro_run_info{{flow_run="{run}"}}'
-    with worker(service, tmp_path) as log:
+    with worker(service, tmp_path, WATCHED) as log:
         wait_until(lambda: found.vector(info), limit_s=LIMIT_S, log=log, interval_s=0.3)
         labels = dict(next(iter(found.vector(info))))
         chosen = {"run_id": labels["run_id"], "model": ".+", "host": ".+", "device": ".+", "__rate_interval": "2s"}

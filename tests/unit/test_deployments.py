@@ -87,13 +87,28 @@ def job(**variables):
 
 @pytest.mark.parametrize("unit", UNITS, ids=lambda path: path.name)
 def test_systemd_takes_each_unit(unit, tmp_path):
-    """As it is, with links in the place of the installation's folders, whose names may have blanks here."""
-    here, repository, programs = tmp_path / unit.name, tmp_path / "virnucpro", tmp_path / "bin"
+    assert said(verified(unit, tmp_path)) == ""
+
+
+@pytest.mark.parametrize(("spoilt", "is_good"), [("", True), ("/no", False)])
+def test_systemd_takes_the_exporters_unit_with_what_a_machine_without_a_server_changes(tmp_path, spoilt, is_good):
+    changes = (DEPLOYMENTS / "systemd" / "exporter-gpus.conf").read_text()
+    unit = DEPLOYMENTS / "systemd" / "virnucpro-exporter.service"
+    done = verified(unit, tmp_path, changes.replace("ExecStart=/", f"ExecStart={spoilt}/"))
+    assert (done.returncode, done.stderr) == (0, "") if is_good else "is not executable" in done.stderr
+    assert "AUTH_STRING" not in changes
+
+
+def verified(unit, folder, changes=""):
+    """Ask systemd about a unit as it is, with links for the installation's folders, whose names may have blanks."""
+    repository, programs = folder / "virnucpro", folder / "bin"
     repository.symlink_to(REPOSITORY)
     programs.symlink_to(Path(sys.executable).parent)
-    text = unit.read_text().replace("/opt/virnucpro/.venv/bin", str(programs))
-    here.write_text(text.replace("/opt/virnucpro", str(repository)))
-    assert said(run(program("systemd-analyze"), "verify", "--man=no", here)) == ""
+    (folder / f"{unit.name}.d").mkdir()
+    for path, text in {folder / unit.name: unit.read_text(), folder / f"{unit.name}.d" / "x.conf": changes}.items():
+        here = text.replace("/opt/virnucpro/.venv/bin", str(programs))
+        path.write_text(here.replace("/opt/virnucpro", str(repository)))
+    return run(program("systemd-analyze"), "verify", "--man=no", folder / unit.name)
 
 
 def test_the_programs_that_the_units_start_are_there_and_can_be_run():

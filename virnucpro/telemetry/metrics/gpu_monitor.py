@@ -87,7 +87,7 @@ class GpuMonitor:
             self._thread = None
 
     def _answer(self) -> None:
-        is_there = False
+        is_there = self._driver.open()
         while self._questions.get():
             is_there = is_there or self._driver.open()
             self._answers.put(self._driver.samples() if is_there else ())
