@@ -23,6 +23,12 @@ def host_name() -> str:
     return os.environ.get(HOST_NAME_VARIABLE) or socket.gethostname()
 
 
+def peak_resident_bytes() -> int | None:
+    """Return the most memory that this process has had resident; None where a sandbox's kernel hides it."""
+    lines = Path("/proc/self/status").read_text().splitlines()  # getrusage counts in what our parent had when it forked
+    return next((int(line.split()[1]) << 10 for line in lines if line.startswith("VmHWM:")), None)
+
+
 def merged_processors(found: Iterable[Mapping[str, Iterable[object]]]) -> dict[str, list[str]]:
     """Return processor -> hosts of all *found*, sorted, with at most ``MOST_HOSTS`` of each."""
     pairs = sorted({(str(processor), str(host)) for some in found for processor in some for host in some[processor]})

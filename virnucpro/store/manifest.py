@@ -46,7 +46,7 @@ COUNTED = ("contigs", "chunks", "frames", "skipped", "scored_frames", "missing_f
 _KEYS = (
     *("run_id", "state", "started", "host", "inputs", "settings", "output_settings", "plan", "models", "fingerprint"),
     *("versions", "devices", "sequences", "finished", "outputs", "stages_s", "ranks", "stages", "counts", "sample"),
-    *("promise", "processors", "notes", "files", "kind", "format"),
+    *("promise", "processors", "notes", "cost", "files", "kind", "format"),
 )
 """Of all kinds, in their order in the file."""
 
@@ -81,6 +81,8 @@ class Manifest:
     counts: dict[str, Count] = field(default_factory=dict)
     files: dict[str, str] = field(default_factory=dict)
     """Path of each file of the result, relative to the folder -> hex sha256."""
+    cost: dict[str, Any] = field(default_factory=dict)
+    """What all starts in this folder used, total and rows; empty while one runs, and of a run within another."""
     format: int = FORMAT
 
     @classmethod

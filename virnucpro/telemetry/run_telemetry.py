@@ -11,6 +11,7 @@ import queue
 import shutil
 import threading
 import time
+from collections import defaultdict
 from contextlib import ExitStack, contextmanager, suppress
 from dataclasses import dataclass, field
 from functools import partial
@@ -22,6 +23,7 @@ from prometheus_client import CollectorRegistry, generate_latest
 
 from virnucpro import durable
 from virnucpro.errors import OutputError, StoppedError
+from virnucpro.telemetry.cost import OUTSIDE, merged
 from virnucpro.telemetry.log_lines import log_sentence
 from virnucpro.telemetry.metrics.exposition import (
     METRICS_PATH,
@@ -37,11 +39,11 @@ from virnucpro.telemetry.metrics.pushgateway import Pushgateway
 from virnucpro.telemetry.metrics.table import RunCollector
 from virnucpro.telemetry.show import wording
 from virnucpro.telemetry.show.status_file import StatusFile
-from virnucpro.telemetry.snapshot import GpuSample, RunSnapshot, StageSnapshot
+from virnucpro.telemetry.snapshot import CostRow, GpuSample, RunSnapshot, StageSnapshot
 from virnucpro.telemetry.trace import merge_trace
 from virnucpro.telemetry.work_telemetry import WorkTelemetry
 from virnucpro.telemetry.worker_logging import known_labels
-from virnucpro.this_host import host_name
+from virnucpro.this_host import host_name, peak_resident_bytes
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Sequence
@@ -65,6 +67,8 @@ class _Stage:
     model: str
     depth: int
     """Stages that it is within."""
+    path: str
+    """Their names and its own."""
     began_s: float = field(default_factory=time.monotonic)
     started: float = field(default_factory=time.time)
     ended_s: float | None = None
@@ -101,6 +105,11 @@ class RunTelemetry:
         self._views = list(views)
         self._lock = threading.Lock()
         self._stages: list[_Stage] = []
+        self._own_cpu_s: defaultdict[str, float] = defaultdict(float)
+        """Path of a stage, or OUTSIDE -> processor seconds of this process, without those of stages within it."""
+        self._cpu_counted_s = 0.0
+        self.cost_before: tuple[CostRow, ...] = ()
+        """Of earlier starts in the folder."""
         self._works: list[WorkTelemetry] = []
         self._layout: FolderLayout | None = None
         self._run_id = ""
@@ -138,11 +147,10 @@ class RunTelemetry:
 
     @contextmanager
     def running(self, layout: FolderLayout, run_id: str) -> Iterator[None]:
-        """Show the run for the time of the block, then leave its last figures in its folder; nested: no-op."""
-        if self._layout is not None:
-            yield
-            return
+        """Show the run for the time of the block, then leave its last figures in its folder."""
         self._layout, self._run_id, self._started = layout, run_id, time.time()
+        self._own_cpu_s.clear()
+        self._cpu_counted_s = time.process_time()
         self._guarded(self._begin)
         try:
             yield
@@ -154,13 +162,16 @@ class RunTelemetry:
     def stage(self, name: str, *, model: str = "") -> Iterator[None]:
         """Record a stage for the time of the block; *model*: the embedding run of the stage."""
         with self._lock:
-            depth = sum(around.ended_s is None for around in self._stages)
-            stage = _Stage(name, model, depth)
+            self._count_cpu()
+            around = [stage for stage in self._stages if stage.ended_s is None]
+            stage = _Stage(name, model, len(around), "/".join([*(one.name for one in around), name]))
             self._stages.append(stage)
         try:
             yield
         finally:
-            stage.ended_s = time.monotonic()
+            with self._lock:
+                self._count_cpu()
+                stage.ended_s = time.monotonic()
 
     @contextmanager
     def waiting(self, name: str) -> Iterator[None]:
@@ -181,6 +192,28 @@ class RunTelemetry:
         stages = self._stages_now()
         return {stage.name: stage.seconds for stage in stages if stage.model == model and stage.is_over}
 
+    def _count_cpu(self) -> str:
+        """Count this process's seconds since the last call in the innermost running stage; return its path."""
+        path = next((stage.path for stage in reversed(self._stages) if stage.ended_s is None), OUTSIDE)
+        now_s = time.process_time()
+        self._own_cpu_s[path] += now_s - self._cpu_counted_s
+        self._cpu_counted_s = now_s
+        return path
+
+    def cost(self) -> tuple[CostRow, ...]:
+        """Return what this start has cost so far; the peak of its own process is in the row of what is no stage."""
+        with self._lock:
+            self._count_cpu()
+            own, works = dict(self._own_cpu_s), list(self._works)
+        here = None, host_name(), "cpu"
+        rows = [CostRow(stage, *here, cpu_seconds=seconds) for stage, seconds in own.items()]
+        rows.append(CostRow(OUTSIDE, *here, peak_memory_bytes=peak_resident_bytes()))
+        return merged([*rows, *(row for work in works for row in work.cost())])
+
+    @property
+    def is_running(self) -> bool:
+        return self._layout is not None
+
     def begin_work(self, facts: WorkFacts) -> WorkTelemetry:
         self._guarded(durable.remove_tree, facts.layout.spans_dir)  # of a run that was killed
         if self._gpus is None and facts.host and any(token for _, token in facts.devices):
@@ -192,6 +225,7 @@ class RunTelemetry:
             on_failure=self.say,
         )
         with self._lock:
+            work.stage = self._count_cpu()
             self._works.append(work)
         return work
 
@@ -222,6 +256,8 @@ class RunTelemetry:
             gpus=(*self._gpu_samples, *(gpu for work in works for gpu in work.gpus())),
             disk_free_bytes=free,
             disk_size_bytes=size,
+            cost=self.cost(),
+            cost_before=self.cost_before,
         )
 
     def _stages_now(self) -> tuple[StageSnapshot, ...]:

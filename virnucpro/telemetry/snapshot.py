@@ -184,6 +184,25 @@ class StageSnapshot:
     is_over: bool
 
 
+@dataclass(frozen=True)
+class CostRow:
+    """What one worker used in one stage, or the run's own process, all over their attempts."""
+
+    stage: str
+    """With those that it is within, as in ``dna/embed``."""
+    worker: int | None
+    """Rank; None for the run's own process."""
+    host: str
+    device: str
+    cpu_seconds: float = 0.0
+    gpu_seconds: float = 0.0
+    tokens: int = 0
+    nucleotides: int = 0
+    restarts: int = 0
+    peak_memory_bytes: int | None = None
+    peak_gpu_memory_bytes: int | None = None
+
+
 @dataclass(frozen=True, kw_only=True)
 class RunSnapshot:
     run_id: str
@@ -203,6 +222,10 @@ class RunSnapshot:
     """Bytes that the run may still write to its file system."""
     disk_size_bytes: int | None
     """Bytes of that file system."""
+    cost: tuple[CostRow, ...] = ()
+    """Of this start."""
+    cost_before: tuple[CostRow, ...] = ()
+    """Of earlier starts in the folder."""
 
     @property
     def stage(self) -> StageSnapshot | None:

@@ -28,8 +28,11 @@ from virnucpro.store.locks.worker_lock import taking_part
 from virnucpro.store.manifest import Manifest, RunManifest, read_manifest
 from virnucpro.store.parts import part_paths
 from virnucpro.store.results.forms import FORMS, existing_results, remove_results, remove_unfinished_results
+from virnucpro.telemetry.cost import cost_record
 from virnucpro.telemetry.run_telemetry import RunTelemetry
 from virnucpro.telemetry.show.progress import QuietView
+from virnucpro.telemetry.show.status_file import from_json, read_status
+from virnucpro.telemetry.snapshot import CostRow
 
 if TYPE_CHECKING:
     from collections.abc import Collection, Iterable, Iterator, Sequence
@@ -53,16 +56,44 @@ def running(layout: FolderLayout, telemetry: RunTelemetry | None) -> Iterator[tu
     Hold a folder, and show the run in it, for the time of the block; ``RunLockedError`` where another run holds it.
 
     Yields the identifier of this start, and what shows the run: *telemetry*, or one of its own, which leaves metrics
-    and status in the folder, and reports failures on standard error.
+    and status in the folder, and reports failures on standard error. At the end ``run.json`` gets what all starts in the
+    folder cost. A run within another is shown, and counted, as part of it.
     """
     run_id = new_run_id()
     with (
         durable.surroundings_named(layout.output_dir),
         RunTelemetry(views=[QuietView()]) if telemetry is None else nullcontext(telemetry) as shown,
         RunLock(layout.lock, run_id=run_id),
-        shown.running(layout, run_id),
     ):
-        yield run_id, shown
+        if shown.is_running:
+            yield run_id, shown
+            return
+        shown.cost_before = cost_so_far(layout)
+        try:
+            with shown.running(layout, run_id):
+                yield run_id, shown
+        finally:
+            with suppress(OutputError, ResultError):  # the run was refused, or the disk is full
+                has_begun = read_manifest(layout.manifest).run_id == run_id
+                note_cost(layout, (*shown.cost_before, *(shown.cost() if has_begun else ())))
+
+
+def cost_so_far(layout: FolderLayout) -> tuple[CostRow, ...]:
+    """Return what the starts in a folder cost, of one that was killed up to its last status."""
+    with suppress(ResultError, ValueError):
+        if (status := read_status(layout.live_status)) is not None:
+            return (*status.snapshot.cost_before, *status.snapshot.cost)
+    with suppress(ResultError, ValueError):
+        return tuple(from_json(CostRow, row) for row in read_manifest(layout.manifest).cost.get("rows", ()))
+    return ()
+
+
+def note_cost(layout: FolderLayout, rows: Iterable[CostRow]) -> None:
+    """Note in ``run.json`` what the run cost, unless it says so already."""
+    manifest, cost = read_manifest(layout.manifest), cost_record(rows)
+    if manifest.cost != cost:
+        manifest.cost = cost
+        manifest.write(layout.manifest)
 
 
 @contextmanager
