@@ -23,10 +23,10 @@ def host_name() -> str:
     return os.environ.get(HOST_NAME_VARIABLE) or socket.gethostname()
 
 
-def peak_resident_bytes() -> int | None:
-    """Return the most memory that this process has had resident; None where a sandbox's kernel hides it."""
+def peak_resident_bytes() -> int:
+    """Return the most memory that this process has had resident; 0 where a sandbox's kernel hides it."""
     lines = Path("/proc/self/status").read_text().splitlines()  # getrusage counts in what our parent had when it forked
-    return next((int(line.split()[1]) << 10 for line in lines if line.startswith("VmHWM:")), None)
+    return next((int(line.split()[1]) << 10 for line in lines if line.startswith("VmHWM:")), 0)
 
 
 def merged_processors(found: Iterable[Mapping[str, Iterable[object]]]) -> dict[str, list[str]]:

@@ -2,11 +2,8 @@
 
 from __future__ import annotations
 
-from dataclasses import asdict, replace
-from functools import reduce
+from dataclasses import asdict, dataclass, replace
 from typing import TYPE_CHECKING, Any
-
-from virnucpro.telemetry.snapshot import CostRow
 
 if TYPE_CHECKING:
     from collections.abc import Iterable
@@ -17,25 +14,40 @@ _SUMS = ("cpu_seconds", "gpu_seconds", "tokens", "nucleotides", "restarts")
 _PEAKS = ("peak_memory_bytes", "peak_gpu_memory_bytes")
 
 
-def merged(rows: Iterable[CostRow]) -> tuple[CostRow, ...]:
+@dataclass(frozen=True)
+class CostRow:
+    stage: str
+    """With those that it is within, as in ``dna/embed``."""
+    worker: int | None
+    """Rank; None for the run's own process."""
+    host: str
+    device: str
+    cpu_seconds: float = 0.0
+    gpu_seconds: float = 0.0
+    tokens: int = 0
+    nucleotides: int = 0
+    restarts: int = 0
+    peak_memory_bytes: int = 0
+    peak_gpu_memory_bytes: int = 0
+    """Most of one process; 0 where that is not known."""
+
+    def __add__(self, other: CostRow) -> CostRow:
+        sums: dict[str, Any] = {name: round(getattr(self, name) + getattr(other, name), 3) for name in _SUMS}
+        return replace(self, **sums, **{name: max(getattr(self, name), getattr(other, name)) for name in _PEAKS})
+
+
+def merged(rows: Iterable[CostRow]) -> list[CostRow]:
     """Return one row for each stage, worker, host and device, in the order in which they came."""
     found: dict[tuple[str, int | None, str, str], CostRow] = {}
     for row in rows:
         key = row.stage, row.worker, row.host, row.device
-        found[key] = _added(found.get(key) or CostRow(*key), row)
-    return tuple(found.values())
+        found[key] = found.get(key, CostRow(*key)) + row
+    return list(found.values())
 
 
 def cost_record(rows: Iterable[CostRow]) -> dict[str, Any]:
-    """Return what ``run.json`` holds: *total*, of which peaks are those of one process, and *rows*; {} of no rows."""
-    if not (all_rows := merged(rows)):
-        return {}
-    total = reduce(_added, all_rows, CostRow("", None, "", ""))
-    total_of = {name: getattr(total, name) for name in (*_SUMS, *_PEAKS)}
-    return {"total": total_of, "rows": [asdict(row) for row in all_rows]}
-
-
-def _added(one: CostRow, other: CostRow) -> CostRow:
-    sums: dict[str, Any] = {name: round(getattr(one, name) + getattr(other, name), 3) for name in _SUMS}
-    peaks = {name: max(getattr(one, name) or 0, getattr(other, name) or 0) or None for name in _PEAKS}
-    return replace(one, **sums, **peaks)
+    """Return what ``run.json`` holds: *total*, whose peaks are those of one process, and *rows*; {} of no rows."""
+    by_worker = merged(rows)
+    total = asdict(sum(by_worker, CostRow("", None, "", "")))
+    total_of = {name: total[name] for name in (*_SUMS, *_PEAKS)}
+    return {"total": total_of, "rows": [asdict(row) for row in by_worker]} if by_worker else {}

@@ -23,7 +23,7 @@ from prometheus_client import CollectorRegistry, generate_latest
 
 from virnucpro import durable
 from virnucpro.errors import OutputError, StoppedError
-from virnucpro.telemetry.cost import OUTSIDE, merged
+from virnucpro.telemetry.cost import OUTSIDE, CostRow, merged
 from virnucpro.telemetry.log_lines import log_sentence
 from virnucpro.telemetry.metrics.exposition import (
     METRICS_PATH,
@@ -34,12 +34,12 @@ from virnucpro.telemetry.metrics.exposition import (
 )
 from virnucpro.telemetry.metrics.gpu_monitor import GpuMonitor
 from virnucpro.telemetry.metrics.options import MetricsOptions, metrics_options
-from virnucpro.telemetry.metrics.process_monitor import ProcessMonitor
+from virnucpro.telemetry.metrics.process_monitor import sample_processes
 from virnucpro.telemetry.metrics.pushgateway import Pushgateway
 from virnucpro.telemetry.metrics.table import RunCollector
 from virnucpro.telemetry.show import wording
 from virnucpro.telemetry.show.status_file import StatusFile
-from virnucpro.telemetry.snapshot import CostRow, GpuSample, RunSnapshot, StageSnapshot
+from virnucpro.telemetry.snapshot import GpuSample, RunSnapshot, StageSnapshot
 from virnucpro.telemetry.trace import merge_trace
 from virnucpro.telemetry.work_telemetry import WorkTelemetry
 from virnucpro.telemetry.worker_logging import known_labels
@@ -111,7 +111,7 @@ class RunTelemetry:
         self.cost_before: tuple[CostRow, ...] = ()
         """Of earlier starts in the folder."""
         self._works: list[WorkTelemetry] = []
-        self._layout: FolderLayout | None = None
+        self.layout: FolderLayout | None = None
         self._run_id = ""
         self._started = time.time()
         self._registry = CollectorRegistry()
@@ -120,7 +120,6 @@ class RunTelemetry:
         self._target: TargetFile | None = None
         self._pushgateway: Pushgateway | None = None
         self._gpus: GpuMonitor | None = None
-        self._processes = ProcessMonitor()
         self._gpu_samples: tuple[GpuSample, ...] = ()
         self._disk: tuple[int, int] | None = None
         self._sayings: queue.SimpleQueue[str] = queue.SimpleQueue()
@@ -148,7 +147,7 @@ class RunTelemetry:
     @contextmanager
     def running(self, layout: FolderLayout, run_id: str) -> Iterator[None]:
         """Show the run for the time of the block, then leave its last figures in its folder."""
-        self._layout, self._run_id, self._started = layout, run_id, time.time()
+        self.layout, self._run_id, self._started = layout, run_id, time.time()
         self._own_cpu_s.clear()
         self._cpu_counted_s = time.process_time()
         self._guarded(self._begin)
@@ -156,7 +155,7 @@ class RunTelemetry:
             yield
         finally:
             self._guarded(self._finish)
-            self._layout = None
+            self.layout = None
 
     @contextmanager
     def stage(self, name: str, *, model: str = "") -> Iterator[None]:
@@ -195,7 +194,7 @@ class RunTelemetry:
     def _count_cpu(self) -> str:
         """Count this process's seconds since the last call in the innermost running stage; return its path."""
         path = next((stage.path for stage in reversed(self._stages) if stage.ended_s is None), OUTSIDE)
-        now_s = time.process_time()
+        now_s = self._cpu_counted_s if self._is_over.is_set() else time.process_time()
         self._own_cpu_s[path] += now_s - self._cpu_counted_s
         self._cpu_counted_s = now_s
         return path
@@ -208,11 +207,7 @@ class RunTelemetry:
         here = None, host_name(), "cpu"
         rows = [CostRow(stage, *here, cpu_seconds=seconds) for stage, seconds in own.items()]
         rows.append(CostRow(OUTSIDE, *here, peak_memory_bytes=peak_resident_bytes()))
-        return merged([*rows, *(row for work in works for row in work.cost())])
-
-    @property
-    def is_running(self) -> bool:
-        return self._layout is not None
+        return tuple(merged([*rows, *(row for work in works for row in work.cost())]))
 
     def begin_work(self, facts: WorkFacts) -> WorkTelemetry:
         self._guarded(durable.remove_tree, facts.layout.spans_dir)  # of a run that was killed
@@ -248,7 +243,7 @@ class RunTelemetry:
         free, size = self._disk or (None, None)
         return RunSnapshot(
             run_id=self._run_id,
-            output_dir="" if self._layout is None else str(self._layout.output_dir),
+            output_dir="" if self.layout is None else str(self.layout.output_dir),
             started=self._started,
             now=time.time(),
             stages=self._stages_now(),
@@ -270,9 +265,9 @@ class RunTelemetry:
             self._guarded(view.close)
 
     def _begin(self) -> None:
-        assert self._layout is not None
+        assert self.layout is not None
         log.info("run.began", run_id=self._run_id, host=host_name(), **known_labels())
-        self._views.append(StatusFile(self._layout.live_status))
+        self._views.append(StatusFile(self.layout.live_status))
         if self._options.port is not None:
             self._serve(self._options.port)
         if self._options.pushgateway is not None:
@@ -302,6 +297,8 @@ class RunTelemetry:
                 log.warning("metrics.no_target_file", path=error.path, reason=error.what)
 
     def _finish(self) -> None:
+        with self._lock:
+            self._count_cpu()
         self._stop_thread()
         if self._views:
             self._sample()
@@ -314,18 +311,18 @@ class RunTelemetry:
 
     def _leave_files(self) -> None:
         """Write the last figures, and the timeline of a profiled run, which stay in the folder."""
-        assert self._layout is not None
-        here = self._layout.output_dir
+        assert self.layout is not None
+        here = self.layout.output_dir
         try:
             registry = CollectorRegistry()
             registry.register(RunCollector(self.snapshot, names_run=True))  # files of several runs share a folder
-            durable.write_bytes(self._layout.metrics_textfile, generate_latest(registry))
+            durable.write_bytes(self.layout.metrics_textfile, generate_latest(registry))
             layouts = [work.facts.layout for work in self._works]
             labels = ["" if layout.output_dir == here else layout.output_dir.name for layout in layouts]
             spans_dirs = zip(labels, (layout.spans_dir for layout in layouts), strict=True)
             recorded = [(label, folder) for label, folder in spans_dirs if folder.is_dir()]
             if recorded:
-                merge_trace(recorded, self._stages_now(), self._layout.trace)
+                merge_trace(recorded, self._stages_now(), self.layout.trace)
         except OutputError as error:
             log.warning("telemetry.not_written", path=error.path, reason=error.what)
 
@@ -366,8 +363,8 @@ class RunTelemetry:
             self._guarded(self._sample_gpus)
 
     def _sample_disk(self) -> None:
-        if self._layout is not None:
-            usage = shutil.disk_usage(self._layout.output_dir)
+        if self.layout is not None:
+            usage = shutil.disk_usage(self.layout.output_dir)
             self._disk = usage.free, usage.total
 
     def _sample_processes(self) -> None:
@@ -375,7 +372,7 @@ class RunTelemetry:
             works = list(self._works)
         for work in works:
             pids = work.pids()
-            for rank, used in self._processes.sample(pids).items():
+            for rank, used in sample_processes(pids).items():
                 work.used(rank, pids[rank], cpu_s=used.cpu_s, resident_bytes=used.resident_bytes)
 
     def _sample_gpus(self) -> None:

@@ -12,6 +12,8 @@ from dataclasses import dataclass, field
 from enum import StrEnum
 from typing import TYPE_CHECKING, Protocol
 
+from virnucpro.telemetry.cost import CostRow  # noqa: TC001  which ``get_type_hints`` looks up
+
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping
 
@@ -182,25 +184,6 @@ class StageSnapshot:
     """Seconds from its begin to its end, or until now."""
     depth: int
     is_over: bool
-
-
-@dataclass(frozen=True)
-class CostRow:
-    """What one worker used in one stage, or the run's own process, all over their attempts."""
-
-    stage: str
-    """With those that it is within, as in ``dna/embed``."""
-    worker: int | None
-    """Rank; None for the run's own process."""
-    host: str
-    device: str
-    cpu_seconds: float = 0.0
-    gpu_seconds: float = 0.0
-    tokens: int = 0
-    nucleotides: int = 0
-    restarts: int = 0
-    peak_memory_bytes: int | None = None
-    peak_gpu_memory_bytes: int | None = None
 
 
 @dataclass(frozen=True, kw_only=True)

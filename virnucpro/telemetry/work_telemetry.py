@@ -17,17 +17,10 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 import structlog
 
+from virnucpro.telemetry.cost import CostRow
 from virnucpro.telemetry.failure_report import failure_report
 from virnucpro.telemetry.ranks import BATCH_BOUNDS_S, Rank, whole_blocks
-from virnucpro.telemetry.snapshot import (
-    CONTIGS,
-    BatchSeconds,
-    CostRow,
-    GpuSample,
-    RankSnapshot,
-    RankState,
-    WorkSnapshot,
-)
+from virnucpro.telemetry.snapshot import CONTIGS, BatchSeconds, GpuSample, RankSnapshot, RankState, WorkSnapshot
 from virnucpro.telemetry.worker_logging import known_labels, log_end_of_process
 from virnucpro.this_host import host_name, merged_processors, processors_differ
 
@@ -129,7 +122,7 @@ class WorkTelemetry:
                         if uuid := message.get("gpu_uuid"):
                             self._on_gpu(self.ranks[rank].device, str(uuid))
                     case "usage":
-                        peaks = int(message["peak_bytes"] or 0), int(message.get("peak_gpu_bytes", 0))
+                        peaks = int(message["peak_bytes"]), int(message.get("peak_gpu_bytes", 0))
                         self._used(self.ranks[rank], float(message["cpu_s"]), *peaks)
                     case "log":
                         self._on_log(self._snapshot_of(rank), dict(message))
@@ -258,7 +251,6 @@ class WorkTelemetry:
         """Record what the process *pid* of *rank* has used so far."""
         with self._lock:
             if self.ranks[rank].pid == pid:
-                self.ranks[rank].resident_bytes = resident_bytes
                 self._used(self.ranks[rank], cpu_s, resident_bytes)
 
     def sampled(self, rank: int, used: Mapping[str, Any] | None, gpus: tuple[GpuSample, ...]) -> None:
@@ -266,14 +258,12 @@ class WorkTelemetry:
         with self._lock:
             self._gpus_elsewhere[rank] = gpus
             if used is not None:
-                self.ranks[rank].resident_bytes = int(used["resident_bytes"])
                 self._used(self.ranks[rank], float(used["cpu_s"]), int(used["resident_bytes"]))
 
-    def _used(self, rank: Rank, cpu_s: float, peak_bytes: int, peak_gpu_bytes: int = 0) -> None:
-        """Record what the running process of a rank has used: samples and its own last report, in any order."""
-        rank.cpu_s = max(rank.cpu_s or 0.0, cpu_s)
-        rank.peak_bytes = max(rank.peak_bytes, peak_bytes)
-        rank.peak_gpu_bytes = max(rank.peak_gpu_bytes, peak_gpu_bytes)
+    def _used(self, rank: Rank, cpu_s: float, resident_bytes: int, gpu_bytes: int = 0) -> None:
+        """Record a sample of the running process of a rank, or its own last report; neither takes seconds back."""
+        rank.cpu_s, rank.resident_bytes = max(rank.cpu_s or 0.0, cpu_s), resident_bytes
+        rank.peak_bytes, rank.peak_gpu_bytes = max(rank.peak_bytes, resident_bytes), max(rank.peak_gpu_bytes, gpu_bytes)
 
     def cost(self) -> Iterator[CostRow]:
         """Yield what each worker has cost; work of the run's own process is part of that process's row of the stage."""

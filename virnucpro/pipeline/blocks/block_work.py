@@ -16,7 +16,6 @@ from itertools import chain
 from typing import TYPE_CHECKING, Any
 
 import structlog
-import torch
 
 from virnucpro import spans
 from virnucpro.data.collators import VarlenCollator, create_async_dataloader
@@ -33,6 +32,7 @@ if TYPE_CHECKING:
     import threading
     from collections.abc import Callable, Iterable, Iterator, Sequence
 
+    import torch
     from torch.utils.data import DataLoader
 
     from virnucpro.arrays import IntArray

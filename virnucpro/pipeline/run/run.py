@@ -28,11 +28,10 @@ from virnucpro.store.locks.worker_lock import taking_part
 from virnucpro.store.manifest import Manifest, RunManifest, read_manifest
 from virnucpro.store.parts import part_paths
 from virnucpro.store.results.forms import FORMS, existing_results, remove_results, remove_unfinished_results
-from virnucpro.telemetry.cost import cost_record
+from virnucpro.telemetry.cost import CostRow, cost_record
 from virnucpro.telemetry.run_telemetry import RunTelemetry
 from virnucpro.telemetry.show.progress import QuietView
 from virnucpro.telemetry.show.status_file import from_json, read_status
-from virnucpro.telemetry.snapshot import CostRow
 
 if TYPE_CHECKING:
     from collections.abc import Collection, Iterable, Iterator, Sequence
@@ -56,8 +55,8 @@ def running(layout: FolderLayout, telemetry: RunTelemetry | None) -> Iterator[tu
     Hold a folder, and show the run in it, for the time of the block; ``RunLockedError`` where another run holds it.
 
     Yields the identifier of this start, and what shows the run: *telemetry*, or one of its own, which leaves metrics
-    and status in the folder, and reports failures on standard error. At the end ``run.json`` gets what all starts in the
-    folder cost. A run within another is shown, and counted, as part of it.
+    and status in the folder, and reports failures on standard error. At the end ``run.json`` gets what all starts in
+    the folder cost. A run within another is shown, and counted, as part of it.
     """
     run_id = new_run_id()
     with (
@@ -65,7 +64,7 @@ def running(layout: FolderLayout, telemetry: RunTelemetry | None) -> Iterator[tu
         RunTelemetry(views=[QuietView()]) if telemetry is None else nullcontext(telemetry) as shown,
         RunLock(layout.lock, run_id=run_id),
     ):
-        if shown.is_running:
+        if shown.layout is not None:
             yield run_id, shown
             return
         shown.cost_before = cost_so_far(layout)

@@ -25,9 +25,9 @@ if TYPE_CHECKING:
 
     from prometheus_client.core import Metric as MetricFamily
 
+    from virnucpro.telemetry.cost import CostRow
     from virnucpro.telemetry.snapshot import (
         BatchSeconds,
-        CostRow,
         GpuSample,
         RankSnapshot,
         RunSnapshot,
@@ -165,8 +165,8 @@ METRICS = (
               "Seconds for which a worker's processes held a GPU, divided by the workers that share it."),
     _of_costs("virnucpro_stage_cpu_seconds_total", "counter", "seconds",
               lambda row: row.cpu_seconds if row.worker is None else None,
-              "Processor seconds of the run's own process by stage, without those of stages within it (`dna/embed`) and "
-              "of workers; `run`: outside of stages."),
+              "Processor seconds of the run's own process by stage, without those of stages within it (`dna/embed`); "
+              "stage `run`: outside of stages."),
     Metric("virnucpro_failed_sequences_total", "counter", "sequences",
            (*MODEL, "reason"), _counts(_works, lambda run: run.failed),
            "Sequences, copies included, that got no row because computing them failed, by failure class."),
@@ -191,9 +191,9 @@ METRICS = (
               "1 while the rank's process runs, 0 when it failed or was lost; absent while none is needed."),
     _of_workers("virnucpro_worker_resident_memory_bytes", "gauge", "bytes", lambda cost: cost.resident_bytes,
               "Bytes of resident memory of the rank's process."),
-    _of_costs("virnucpro_peak_memory_bytes", "gauge", "bytes", lambda row: row.peak_memory_bytes,
-              "Most resident memory of one of a worker's processes so far, or of the run's own process (rank is empty)."),
-    _of_costs("virnucpro_peak_gpu_memory_bytes", "gauge", "bytes", lambda row: row.peak_gpu_memory_bytes,
+    _of_costs("virnucpro_peak_memory_bytes", "gauge", "bytes", lambda row: row.peak_memory_bytes or None,
+              "Most resident memory of one of a worker's processes so far, or of the run's own, whose rank is empty."),
+    _of_costs("virnucpro_peak_gpu_memory_bytes", "gauge", "bytes", lambda row: row.peak_gpu_memory_bytes or None,
               "Most GPU memory that torch's tensors took in one of a worker's processes that have ended."),
     _of_ranks("virnucpro_worker_tokens_left", "gauge", "tokens", lambda rank: rank.tokens_left,
               "Planned tokens that the rank was given and has not computed yet."),
