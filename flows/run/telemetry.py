@@ -15,6 +15,7 @@ import time
 from collections.abc import Iterator, MutableMapping
 from contextlib import contextmanager
 from contextvars import ContextVar, copy_context
+from dataclasses import asdict
 from typing import Any, NamedTuple
 from uuid import UUID
 
@@ -27,9 +28,9 @@ from prefect.logging.handlers import APILogHandler
 from prefect.runtime import deployment
 
 from flows.run.api import IS_QUIET, client_that_asks_once
+from virnucpro.cost import Cost
 from virnucpro.errors import VirNucProError, printable
 from virnucpro.report.prediction.artifacts import markdown_text
-from virnucpro.telemetry.cost import cost_record
 from virnucpro.telemetry.log_lines import log_sentence
 from virnucpro.telemetry.metrics.options import MetricsOptions
 from virnucpro.telemetry.run_telemetry import RunTelemetry
@@ -133,11 +134,9 @@ class ProgressArtifacts:
 
     def _cost(self, snapshot: RunSnapshot) -> ArtifactCreate:
         """Return the table of what all starts in the folder have cost, their sum first."""
-        cost = cost_record((*snapshot.cost_before, *snapshot.cost))
-        rows = [{"stage": "sum", "worker": None, "host": "", "device": "", **cost["total"]}, *cost["rows"]]
-        table = [
-            {_title(name): value >> 20 if "bytes" in name else value for name, value in row.items()} for row in rows
-        ]
+        cost = Cost.of((*snapshot.cost_before, *snapshot.cost))
+        rows = [asdict(row).items() for row in (cost.total, *cost.rows)]
+        table = [{_title(name): value >> 20 if "bytes" in name else value for name, value in row} for row in rows]
         where = markdown_text(snapshot.output_dir)
         return ArtifactCreate(
             type="table",

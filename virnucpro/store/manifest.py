@@ -23,6 +23,7 @@ from pydantic import ConfigDict, Strict, TypeAdapter, ValidationError
 
 from virnucpro import durable
 from virnucpro.choices import ResultForm
+from virnucpro.cost import Cost
 from virnucpro.errors import ResultError
 from virnucpro.run_folders import read_bytes
 from virnucpro.run_layout import FolderLayout, PredictionLayout
@@ -81,8 +82,8 @@ class Manifest:
     counts: dict[str, Count] = field(default_factory=dict)
     files: dict[str, str] = field(default_factory=dict)
     """Path of each file of the result, relative to the folder -> hex sha256."""
-    cost: dict[str, Any] = field(default_factory=dict)
-    """What all starts in this folder used, total and rows; empty while one runs, and of a run within another."""
+    cost: Cost = field(default_factory=Cost)
+    """Of all starts in this folder; nothing while one runs, and of a run within another."""
     format: int = FORMAT
 
     @classmethod

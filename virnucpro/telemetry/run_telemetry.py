@@ -11,7 +11,6 @@ import queue
 import shutil
 import threading
 import time
-from collections import defaultdict
 from contextlib import ExitStack, contextmanager, suppress
 from dataclasses import dataclass, field
 from functools import partial
@@ -22,8 +21,8 @@ import structlog
 from prometheus_client import CollectorRegistry, generate_latest
 
 from virnucpro import durable
+from virnucpro.cost import OUTSIDE, Cost, CostRow
 from virnucpro.errors import OutputError, StoppedError
-from virnucpro.telemetry.cost import OUTSIDE, CostRow, merged
 from virnucpro.telemetry.log_lines import log_sentence
 from virnucpro.telemetry.metrics.exposition import (
     METRICS_PATH,
@@ -67,8 +66,6 @@ class _Stage:
     model: str
     depth: int
     """Stages that it is within."""
-    path: str
-    """Their names and its own."""
     began_s: float = field(default_factory=time.monotonic)
     started: float = field(default_factory=time.time)
     ended_s: float | None = None
@@ -105,8 +102,8 @@ class RunTelemetry:
         self._views = list(views)
         self._lock = threading.Lock()
         self._stages: list[_Stage] = []
-        self._own_cpu_s: defaultdict[str, float] = defaultdict(float)
-        """Path of a stage, or OUTSIDE -> processor seconds of this process, without those of stages within it."""
+        self._own_cpu_s: dict[str, float] = {}
+        """Stage with those around it -> processor seconds of this process, without those of stages within it."""
         self._cpu_counted_s = 0.0
         self.cost_before: tuple[CostRow, ...] = ()
         """Of earlier starts in the folder."""
@@ -148,8 +145,7 @@ class RunTelemetry:
     def running(self, layout: FolderLayout, run_id: str) -> Iterator[None]:
         """Show the run for the time of the block, then leave its last figures in its folder."""
         self.layout, self._run_id, self._started = layout, run_id, time.time()
-        self._own_cpu_s.clear()
-        self._cpu_counted_s = time.process_time()
+        self._own_cpu_s, self._cpu_counted_s = {}, time.process_time()
         self._guarded(self._begin)
         try:
             yield
@@ -162,8 +158,8 @@ class RunTelemetry:
         """Record a stage for the time of the block; *model*: the embedding run of the stage."""
         with self._lock:
             self._count_cpu()
-            around = [stage for stage in self._stages if stage.ended_s is None]
-            stage = _Stage(name, model, len(around), "/".join([*(one.name for one in around), name]))
+            depth = sum(around.ended_s is None for around in self._stages)
+            stage = _Stage(name, model, depth)
             self._stages.append(stage)
         try:
             yield
@@ -192,12 +188,12 @@ class RunTelemetry:
         return {stage.name: stage.seconds for stage in stages if stage.model == model and stage.is_over}
 
     def _count_cpu(self) -> str:
-        """Count this process's seconds since the last call in the innermost running stage; return its path."""
-        path = next((stage.path for stage in reversed(self._stages) if stage.ended_s is None), OUTSIDE)
+        """Count this process's seconds since the last call in the innermost running stage; return that."""
+        stage = "/".join(stage.name for stage in self._stages if stage.ended_s is None) or OUTSIDE
         now_s = self._cpu_counted_s if self._is_over.is_set() else time.process_time()
-        self._own_cpu_s[path] += now_s - self._cpu_counted_s
+        self._own_cpu_s[stage] = self._own_cpu_s.get(stage, 0.0) + now_s - self._cpu_counted_s
         self._cpu_counted_s = now_s
-        return path
+        return stage
 
     def cost(self) -> tuple[CostRow, ...]:
         """Return what this start has cost so far; the peak of its own process is in the row of what is no stage."""
@@ -207,7 +203,7 @@ class RunTelemetry:
         here = None, host_name(), "cpu"
         rows = [CostRow(stage, *here, cpu_seconds=seconds) for stage, seconds in own.items()]
         rows.append(CostRow(OUTSIDE, *here, peak_memory_bytes=peak_resident_bytes()))
-        return tuple(merged([*rows, *(row for work in works for row in work.cost())]))
+        return Cost.of([*rows, *(row for work in works for row in work.cost())]).rows
 
     def begin_work(self, facts: WorkFacts) -> WorkTelemetry:
         self._guarded(durable.remove_tree, facts.layout.spans_dir)  # of a run that was killed

@@ -12,7 +12,7 @@ from dataclasses import dataclass, field
 from enum import StrEnum
 from typing import TYPE_CHECKING, Protocol
 
-from virnucpro.telemetry.cost import CostRow  # noqa: TC001  which ``get_type_hints`` looks up
+from virnucpro.cost import CostRow  # noqa: TC001  which ``get_type_hints`` looks up
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping

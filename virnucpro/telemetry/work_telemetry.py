@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 import structlog
 
-from virnucpro.telemetry.cost import CostRow
+from virnucpro.cost import CostRow
 from virnucpro.telemetry.failure_report import failure_report
 from virnucpro.telemetry.ranks import BATCH_BOUNDS_S, Rank, whole_blocks
 from virnucpro.telemetry.snapshot import CONTIGS, BatchSeconds, GpuSample, RankSnapshot, RankState, WorkSnapshot

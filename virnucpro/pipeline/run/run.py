@@ -18,6 +18,7 @@ from typing import TYPE_CHECKING, Any, Generic, TypeVar
 import numpy as np
 
 from virnucpro import durable
+from virnucpro.cost import Cost
 from virnucpro.data.reading.input_files import hash_content, input_name, open_regular
 from virnucpro.data.sequence_index import SequenceIndex
 from virnucpro.errors import BadInputError, DiskSpaceError, OutputError, ResultError, SettingsChangedError, StoppedError
@@ -28,16 +29,16 @@ from virnucpro.store.locks.worker_lock import taking_part
 from virnucpro.store.manifest import Manifest, RunManifest, read_manifest
 from virnucpro.store.parts import part_paths
 from virnucpro.store.results.forms import FORMS, existing_results, remove_results, remove_unfinished_results
-from virnucpro.telemetry.cost import CostRow, cost_record
 from virnucpro.telemetry.run_telemetry import RunTelemetry
 from virnucpro.telemetry.show.progress import QuietView
-from virnucpro.telemetry.show.status_file import from_json, read_status
+from virnucpro.telemetry.show.status_file import read_status
 
 if TYPE_CHECKING:
     from collections.abc import Collection, Iterable, Iterator, Sequence
 
     from virnucpro.choices import ResultForm
     from virnucpro.config import InputRules
+    from virnucpro.cost import CostRow
     from virnucpro.run_layout import FolderLayout
 
 MANIFEST_BYTES = 1 << 20
@@ -79,17 +80,17 @@ def running(layout: FolderLayout, telemetry: RunTelemetry | None) -> Iterator[tu
 
 def cost_so_far(layout: FolderLayout) -> tuple[CostRow, ...]:
     """Return what the starts in a folder cost, of one that was killed up to its last status."""
-    with suppress(ResultError, ValueError):
+    with suppress(ResultError):
         if (status := read_status(layout.live_status)) is not None:
             return (*status.snapshot.cost_before, *status.snapshot.cost)
-    with suppress(ResultError, ValueError):
-        return tuple(from_json(CostRow, row) for row in read_manifest(layout.manifest).cost.get("rows", ()))
+    with suppress(ResultError):
+        return read_manifest(layout.manifest).cost.rows
     return ()
 
 
 def note_cost(layout: FolderLayout, rows: Iterable[CostRow]) -> None:
     """Note in ``run.json`` what the run cost, unless it says so already."""
-    manifest, cost = read_manifest(layout.manifest), cost_record(rows)
+    manifest, cost = read_manifest(layout.manifest), Cost.of(rows)
     if manifest.cost != cost:
         manifest.cost = cost
         manifest.write(layout.manifest)

@@ -25,7 +25,7 @@ if TYPE_CHECKING:
 
     from prometheus_client.core import Metric as MetricFamily
 
-    from virnucpro.telemetry.cost import CostRow
+    from virnucpro.cost import CostRow
     from virnucpro.telemetry.snapshot import (
         BatchSeconds,
         GpuSample,

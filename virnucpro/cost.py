@@ -1,8 +1,8 @@
-"""What a run cost: rows by stage and worker, summed over the starts of a run, as ``run.json`` and Prefect have them."""
+"""What a run cost: rows by stage and worker, summed over its starts, as ``run.json``, metrics and Prefect have them."""
 
 from __future__ import annotations
 
-from dataclasses import asdict, dataclass, replace
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
@@ -36,18 +36,17 @@ class CostRow:
         return replace(self, **sums, **{name: max(getattr(self, name), getattr(other, name)) for name in _PEAKS})
 
 
-def merged(rows: Iterable[CostRow]) -> list[CostRow]:
-    """Return one row for each stage, worker, host and device, in the order in which they came."""
-    found: dict[tuple[str, int | None, str, str], CostRow] = {}
-    for row in rows:
-        key = row.stage, row.worker, row.host, row.device
-        found[key] = found.get(key, CostRow(*key)) + row
-    return list(found.values())
+@dataclass(frozen=True)
+class Cost:
+    total: CostRow = CostRow("sum", None, "", "")
+    rows: tuple[CostRow, ...] = ()
+    """One for each stage, worker, host and device."""
 
-
-def cost_record(rows: Iterable[CostRow]) -> dict[str, Any]:
-    """Return what ``run.json`` holds: *total*, whose peaks are those of one process, and *rows*; {} of no rows."""
-    by_worker = merged(rows)
-    total = asdict(sum(by_worker, CostRow("", None, "", "")))
-    total_of = {name: total[name] for name in (*_SUMS, *_PEAKS)}
-    return {"total": total_of, "rows": [asdict(row) for row in by_worker]} if by_worker else {}
+    @classmethod
+    def of(cls, rows: Iterable[CostRow]) -> Cost:
+        """Return the cost that *rows* sum up to, in their order."""
+        found: dict[tuple[str, int | None, str, str], CostRow] = {}
+        for row in rows:
+            key = row.stage, row.worker, row.host, row.device
+            found[key] = found.get(key, CostRow(*key)) + row
+        return cls(sum(found.values(), cls.total), tuple(found.values()))
