@@ -12,7 +12,6 @@ import threading
 import time
 from dataclasses import asdict
 
-import numpy as np
 import pytest
 
 from tests import fake_gpus, fakes
@@ -20,7 +19,6 @@ from tests.contig_runs import compute, works_in
 from tests.fakes import faulty_config
 from tests.faults.processes import make_proteins, wait_until
 from tests.predictions import hash_prediction, make_contigs, predict, tables
-from tests.unit.test_status_command import killed_holder
 from virnucpro.config import RunLimits
 from virnucpro.cost import Cost, CostRow
 from virnucpro.errors import SettingsChangedError
@@ -36,6 +34,11 @@ PROCESS_S = 0.35
 """Processor seconds of a process that nobody counts: the interpreter before our code, and the system's end of it."""
 SAMPLED_S = 3.0
 """Most seconds that a process may run on after its last sample."""
+
+TO_BE_KILLED = (
+    "import sys, pathlib; from tests.unit.test_cost import Job;"
+    "Job(pathlib.Path(sys.argv[1])).run(plan={'burn_s': 1.0})"
+)
 
 
 class Job:
@@ -114,7 +117,7 @@ def test_the_workers_and_stages_of_a_run_cost_what_the_system_says(job):
 
 
 def test_a_worker_that_was_killed_counts_up_to_its_last_sample_and_with_those_that_follow(job):
-    plan = {"rank": 0, "how": "sigkill", "before_batch": 2, "burn_s": 1.5, "failures_first": 1}
+    plan = {"rank": 0, "how": "sigkill", "before_batch": 5, "burn_s": 0.3, "failures_first": 1}
     with Tree() as tree:
         result = job.run(plan=plan)
     assert result.state == "complete"
@@ -128,7 +131,7 @@ def test_a_worker_that_was_killed_counts_up_to_its_last_sample_and_with_those_th
 def test_a_run_without_a_whole_result_has_its_cost(job, state):
     stop, plan, options = threading.Event(), {"burn_s": 0.05}, {}
     if state == "failed":
-        plan |= {"while_loading": "out_of_memory"}
+        plan |= {"while_loading": "raise"}
     elif state == "partial":
         poisoned = next(iter(job.sequences.values()))
         plan |= {"poison": {poisoned: "segfault"}}
@@ -182,8 +185,7 @@ def test_a_folder_of_an_earlier_version_is_continued_and_counts_from_then_on(job
 def test_a_start_that_was_killed_counts_up_to_its_last_status(job, is_marked):
     """*is_marked*: a hook notes that it was killed, before it is continued."""
     layout = RunLayout(job.out)
-    script = f"import sys; from tests.unit.test_cost import Job; from pathlib import Path\nJob(Path({str(job.out.parent)!r}))"
-    run = subprocess.Popen([sys.executable, "-c", f"{script}.run(plan={{'burn_s': 1.0}})"], start_new_session=True)
+    run = subprocess.Popen([sys.executable, "-c", TO_BE_KILLED, job.out.parent], start_new_session=True)
 
     def seen():
         try:
@@ -191,7 +193,7 @@ def test_a_start_that_was_killed_counts_up_to_its_last_status(job, is_marked):
         except (FileNotFoundError, ValueError):
             return []
 
-    wait_until(lambda: sum(row["cpu_seconds"] for row in seen() if row["worker"] is not None) > 4, limit_s=120)
+    wait_until(lambda: sum(row["cpu_seconds"] for row in seen() if row["worker"] is not None) > 4)
     os.killpg(run.pid, signal.SIGKILL)
     run.wait()
     killed = sum(row["cpu_seconds"] for row in seen())
@@ -247,15 +249,13 @@ def test_contigs_count_as_nucleotides_of_their_workers_or_of_the_run_itself(tmp_
     if is_here:
         monkeypatch.setattr(contig_run, "HERE", 1 << 40)
     telemetry = RunTelemetry()
-    with Tree() as tree, telemetry.stage("composition"):
+    with telemetry.stage("composition"):
         run = compute(works_in(tmp_path), workers=2, telemetry=telemetry)
     rows = [row for row in telemetry.cost() if row.stage == "composition"]
     nt = sum(int(run.units.work_nt(work).sum()) for work in run.works)
     assert sum(row.nucleotides for row in rows) == nt
     assert [row.worker for row in rows] == ([None] if is_here else [None, 0, 1])
-    assert sum(row.cpu_seconds for row in rows[1:]) > (0 if is_here else 0.3)
-    assert np.isclose(sum(row.tokens for row in rows), 0)
-    assert tree.seconds > 0
+    assert all(row.cpu_seconds > 0.1 and not row.tokens for row in rows)
 
 
 def test_seconds_of_stages_within_stages_count_once():
