@@ -105,7 +105,7 @@ def _embed(fasta_files: list[str], output_dir: str, settings: EmbeddingSettings)
                 restart=from_scratch(result.restart),
                 result_form=result.form,
             )
-            publish_embedding(outcome)
+            publish_embedding(outcome, model_config.model_name)
         outcome.raise_unless(allow_partial=result.allow_partial)
         return _final_state(outcome)
 

@@ -27,6 +27,7 @@ from flows.tasks import TaskRanks, TaskStages, from_scratch
 from virnucpro.choices import ResultForm
 from virnucpro.config import RunLimits
 from virnucpro.data.index.build import check_readable
+from virnucpro.knobs import from_flat
 from virnucpro.models.classifier_files.card import BUNDLED_CLASSIFIERS
 from virnucpro.pipeline.devices import CPU
 from virnucpro.pipeline.prediction.prediction import run_prediction
@@ -37,13 +38,15 @@ from virnucpro.settings import EmbeddingResult, PredictionSettings, SequenceRule
 from virnucpro.stage_names import PREDICTION
 from virnucpro.telemetry.metrics.options import metrics_options
 
-
-@flow(
-    name="predict",
-    flow_run_name=run_name("predict into {output_dir}"),
-    task_runner=ThreadPoolTaskRunner(max_workers=MAX_RANKS),  # type: ignore[arg-type]
+_AS_FLOW: dict[str, Any] = {
+    "name": "predict",
+    "flow_run_name": run_name("predict into {output_dir}"),
+    "task_runner": ThreadPoolTaskRunner(max_workers=MAX_RANKS),
     **RUN,
-)
+}
+
+
+@flow(**_AS_FLOW)
 @form_of(PredictionSettings)
 def predict(
     input_files: Annotated[PathTexts, titled("Contigs or reads")], output_dir: OutputFolder, **fields: Any
@@ -72,6 +75,29 @@ def predict(
         return _predict(input_files, output_dir, settings_of_form(PredictionSettings, fields))
 
     return ended(work, fields["limits"])
+
+
+@flow(**_AS_FLOW)
+@form_of(PredictionSettings)
+def predict_basic(
+    input_files: Annotated[PathTexts, titled("Contigs or reads")], output_dir: OutputFolder, **fields: Any
+) -> State[Any]:
+    """
+    Classify each contig of the input as viral or not: OUT/contigs.tsv, OUT/viral.fasta, OUT/report.html.
+
+    The flow ``predict`` with the settings of daily use only.
+
+    Args:
+        input_files: Contigs or reads: FASTA, FASTQ (both plain, gzip, bzip2, xz or Zstandard) or unaligned BAM.
+        output_dir: Folder of the run. A second run in it continues the first.
+        classifier: Name of a bundled classifier, or the folder of a trained or converted one.
+        fdr: Call contigs viral up to this expected false discovery rate, in place of a threshold. None: the folder's.
+        threshold: Score from which a contig is called viral. None: the folder's, at first the classifier's.
+        min_length: Nucleotides below which contigs are listed but not classified. 0: none.
+        devices: auto (every GPU that is free, else the CPU), auto:2 (two free GPUs), cpu, or a list such as 0,1.
+        restart: Remove what the output folder holds of earlier runs, instead of continuing them.
+    """
+    return ended(lambda: _predict(input_files, output_dir, from_flat(PredictionSettings, fields)))
 
 
 def _predict(input_files: list[str], output_dir: str, settings: PredictionSettings) -> State[Any]:

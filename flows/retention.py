@@ -6,6 +6,7 @@ the default, lists what would be deleted. A folder goes first and its record aft
 folder.
 """
 
+import os
 from collections.abc import Iterator
 from contextlib import suppress
 from dataclasses import dataclass, field
@@ -44,6 +45,7 @@ from virnucpro.allowed_roots import is_under
 from virnucpro.errors import VirNucProError, printable
 from virnucpro.pipeline.run.removal import remove_old_run
 from virnucpro.run_layout import FolderLayout
+from virnucpro.telemetry.metrics.options import TEXTFILES
 
 FLOWS = ["embed", "predict", "predict-inbox", "retention", "train"]
 TAG = "virnucpro"
@@ -111,9 +113,19 @@ class _Retention:
                 continue
             self.num_runs += 1
             self._row(run, "would be deleted" if self.dry_run else "deleted", note)
+        self._delete_textfiles()
         shown = f"{min(len(self.rows), MAX_ROWS):,} of {len(self.rows):,} old runs"
         create_table_artifact(table=self.rows[:MAX_ROWS], key="retention-summary", description=shown)
         return Completed(message=self._message(len(old) - self.num_runs))
+
+    def _delete_textfiles(self) -> None:
+        """Delete old files of runs' last figures where node_exporter reads them, which would show them for ever."""
+        folder = os.environ.get(TEXTFILES)
+        for path in Path(folder).glob("virnucpro-*.prom") if folder else ():
+            if path.stat().st_mtime < self.before.timestamp():
+                get_run_logger().info("%s: %s", path, "would be deleted" if self.dry_run else "deleted")
+                if not self.dry_run:
+                    path.unlink(missing_ok=True)
 
     def _message(self, num_kept: int) -> str:
         size = sum(self.freed_bytes.values()) / 1e9

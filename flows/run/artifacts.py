@@ -1,6 +1,7 @@
 """The artifacts of a flow run in Prefect's UI: tables and pages, made from the run's own record."""
 
 import os
+from functools import partial
 from itertools import islice
 from pathlib import Path
 from typing import Any
@@ -9,6 +10,7 @@ from prefect.artifacts import create_markdown_artifact, create_table_artifact
 from prefect.runtime import deployment
 
 from flows.run.allowed_roots import data_roots
+from flows.run.names import artifact_key
 from virnucpro.allowed_roots import is_under
 from virnucpro.pipeline.prediction.result import PredictionResult
 from virnucpro.pipeline.run.run_result import RunResult
@@ -25,8 +27,9 @@ MISSING_LINES = 1000
 """Lines of ``failed_sequences.tsv`` in the table of what is missing; the file has all."""
 
 
-def publish_embedding(result: RunResult) -> None:
+def publish_embedding(result: RunResult, model: str) -> None:
     """Leave a table of the ranks with their devices, a page about the run, and a table of what is missing."""
+    key = partial(artifact_key, "embed", model)  # a prediction has those of two models
     total_tokens = sum(rank.tokens for rank in result.ranks)
     rows = [
         {
@@ -45,10 +48,10 @@ def publish_embedding(result: RunResult) -> None:
         for rank in result.ranks
     ]
     where = markdown_text(str(result.output_dir))
-    create_table_artifact(table=rows, key="embed-ranks", description=f"What each device did for {where}")
-    create_markdown_artifact(markdown=embedding_markdown(result, rows), key="embed-summary", description=where)
+    create_table_artifact(table=rows, key=key("ranks"), description=f"What each device did for {where}")
+    create_markdown_artifact(markdown=embedding_markdown(result, rows), key=key("summary"), description=where)
     if result.num_missing or result.num_skipped:
-        _publish_missing(RunLayout(result.output_dir).failed_sequences, key="embed-missing", where=where)
+        _publish_missing(RunLayout(result.output_dir).failed_sequences, key=key("missing"), where=where)
 
 
 def publish_prediction(result: PredictionResult) -> None:

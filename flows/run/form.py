@@ -17,7 +17,7 @@ from flows.run.allowed_roots import check_allowed
 from flows.run.events import emit_end
 from flows.run.hooks import say_how_to_continue
 from virnucpro.errors import ConfigurationError
-from virnucpro.knobs import Knob, Text, refusal
+from virnucpro.knobs import Knob, Text, refusal, settings_of
 from virnucpro.models.registry import is_path
 from virnucpro.settings import RunSettings
 
@@ -50,20 +50,21 @@ RUN: dict[str, Any] = {
 
 
 def form_of(kind: type[RunSettings]) -> Callable[[Function], Function]:
-    """Give a flow's function that takes the fields of settings as keywords their signature."""
+    """Give a flow's function its signature; its keywords are fields of settings, or settings without their boxes."""
 
     def decorate(function: Function) -> Function:
         own = inspect.signature(function, eval_str=True)
         listed = re.findall(r"^    (\w+):", inspect.getdoc(function) or "", re.MULTILINE)
+        known = {setting.argument: setting.info for setting in settings_of(kind)} | kind.model_fields
         fields = [
             inspect.Parameter(
                 name,
                 inspect.Parameter.POSITIONAL_OR_KEYWORD,
-                default=kind.model_fields[name].default,
-                annotation=_annotation(name, kind.model_fields[name]),
+                default=known[name].default,
+                annotation=_annotation(name, known[name]),
             )
             for name in listed
-            if name in kind.model_fields
+            if name in known
         ]
         paths = [one for one in own.parameters.values() if one.kind is not inspect.Parameter.VAR_KEYWORD]
         function.__signature__ = own.replace(parameters=[*paths, *fields])  # type: ignore[attr-defined]

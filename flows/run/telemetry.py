@@ -28,6 +28,7 @@ from prefect.logging.handlers import APILogHandler
 from prefect.runtime import deployment
 
 from flows.run.api import IS_QUIET, client_that_asks_once
+from flows.run.names import artifact_key
 from virnucpro.cost import Cost
 from virnucpro.errors import VirNucProError, printable
 from virnucpro.report.prediction.artifacts import markdown_text
@@ -122,7 +123,7 @@ class ProgressArtifacts:
                     percent = 0.0 if before is None else before.percent
                 description = f"{int(percent)} % · {_figures(rank, embedding, now=snapshot.now)}"
                 if before is None:
-                    artifact = client.create_artifact(self._new(rank, percent, description)).id
+                    artifact = client.create_artifact(self._new(rank, embedding.model, percent, description)).id
                 elif (percent, description) == (before.percent, before.description):
                     continue
                 else:
@@ -146,11 +147,11 @@ class ProgressArtifacts:
             flow_run_id=self._flow_run_id,
         )
 
-    def _new(self, rank: RankSnapshot, percent: float, description: str) -> ArtifactCreate:
+    def _new(self, rank: RankSnapshot, model: str, percent: float, description: str) -> ArtifactCreate:
         kind = "cpu" if rank.device.startswith("cpu") else "gpu"
         return ArtifactCreate(
             type="progress",
-            key=f"{kind}-{rank.rank}-progress",
+            key=artifact_key(kind, str(rank.rank), model, "progress"),
             description=description,
             data=percent,
             flow_run_id=self._flow_run_id,

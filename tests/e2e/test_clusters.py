@@ -87,7 +87,7 @@ def test_a_cluster_of_dask_for_the_time_of_a_run_gives_the_same_bytes(examples_d
 
 
 @pytest.mark.long
-@pytest.mark.parametrize("engine", ["ray", "dask"])
+@pytest.mark.parametrize("engine", ["ray", pytest.param("dask", marks=pytest.mark.long)])
 def test_the_shards_of_a_result_are_written_by_the_tasks_of_a_cluster(examples_dir, tmp_path, environment, engine):
     found = {}
     for runner in ("threads", engine):
@@ -102,7 +102,8 @@ def test_the_shards_of_a_result_are_written_by_the_tasks_of_a_cluster(examples_d
     assert "it is done here" not in said(layout.output_dir)
 
 
-@pytest.mark.parametrize("engine", ["ray", pytest.param("dask", marks=pytest.mark.long)])
+@pytest.mark.long
+@pytest.mark.parametrize("engine", ["ray", "dask"])
 def test_a_sequence_that_no_process_of_a_cluster_can_compute_costs_its_own_row(tmp_path, environment, engine):
     slow = SlowRun.made(tmp_path, num_proteins=200)
     sequences = [record.split("\n", 1)[1].replace("\n", "") for record in slow.fasta.read_text().split(">")[1:]]

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import re
 import shutil
 import sqlite3
@@ -17,6 +18,7 @@ from tests import hash_flows
 from tests.conftest import REPOSITORY
 from tests.prefect_service import PASSWORD, POOL, prefect_service, started, wait_until
 from tests.strategies import edit_manifest
+from virnucpro.telemetry.metrics.options import TEXTFILES
 
 pytestmark = [pytest.mark.slow, pytest.mark.long, pytest.mark.timeout(600)]
 
@@ -64,6 +66,16 @@ def test_a_backup_of_a_running_server_is_restored_once_it_is_stopped(tmp_path):
         assert "made-later" not in pools(service)
 
 
+def old_and_new_figures(folder, long_ago):
+    """Make an old file of a run's figures, a new one, and an old one of others; return them."""
+    found = [folder / name for name in ("virnucpro-old.prom", "virnucpro-new.prom", "of-others.prom")]
+    for path in found:
+        path.touch()
+    for path in (found[0], found[2]):
+        os.utime(path, (long_ago.timestamp(),) * 2)
+    return found
+
+
 def finished(service, deployment, folder, *names):
     """Runs of the deployment, one after the other in the database, and their folders."""
     (folder / "in.fasta").write_text(">a\nMKTAYIAKQR\n")
@@ -71,14 +83,21 @@ def finished(service, deployment, folder, *names):
     return {name: service.start(deployment, **given, output_dir=str(folder / name)) for name in names}
 
 
-def test_retention_deletes_what_is_old_and_ours_and_lists_it_before(prefect_server, tmp_path, monkeypatch):
+@pytest.fixture
+def on_sqlite(tmp_path):
+    """Give a server whose database a test may change."""
+    with prefect_service(tmp_path / "server") as service:
+        yield service
+
+
+def test_retention_deletes_what_is_old_and_ours_and_lists_it_before(on_sqlite, tmp_path, monkeypatch):
     from prefect.client.schemas.actions import DeploymentUpdate
     from prefect.exceptions import ObjectNotFound
     from prefect.settings import PREFECT_API_AUTH_STRING, PREFECT_API_URL, temporary_settings
 
     from flows.retention import retention
 
-    service = prefect_server
+    service = on_sqlite
     control = hash_flows.control_file(tmp_path / "control.json")
     deployment = service.deploy("tests/hash_flows.py:embed", "hash-of-old", **{hash_flows.VARIABLE: str(control)})
     with service.client() as client:
@@ -115,13 +134,17 @@ def test_retention_deletes_what_is_old_and_ours_and_lists_it_before(prefect_serv
             return retention(days=40, return_state=True, **given).message
 
     monkeypatch.setenv("VIRNUCPRO_DATA_ROOTS", str(tmp_path))
+    monkeypatch.setenv(TEXTFILES, str(tmp_path))
+    figures = old_and_new_figures(tmp_path, long_ago)
     everything = {"old", "with notes", "used again", "recent"}
     assert retain(folders=True).startswith("a dry run: would delete 1 run that ended before")
     assert left() == (everything, everything)
+    assert all(path.exists() for path in figures)
     message = retain(folders=True, dry_run=False)
     assert message.startswith("deleted 1 run that ended before")
     assert message.endswith("2 kept, see retention-summary")
     assert left() == (everything - {"old"}, everything - {"old"})
+    assert [path.exists() for path in figures] == [False, True, True]
 
     def of_old(what):
         return client.request(

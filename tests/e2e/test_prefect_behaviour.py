@@ -424,7 +424,7 @@ def test_the_others_do_the_work_of_a_rank_that_never_succeeds_and_the_run_names_
     run = job.start(limits={"worker_retries": 1})
     ended = job.service.wait_for_state(run, "Completed", limit_s=RUN_LIMIT_S)
     assert "rank 0" in ended.state.message
-    assert "exit code 7" in artifacts_of(job.service, run)["embed-summary"]
+    assert "exit code 7" in artifacts_of(job.service, run)["embed-hash-summary"]
     assert compare_rows(job.out, job.sequences) == RowsFound()
 
 
@@ -444,7 +444,7 @@ def test_with_no_healthy_device_left_the_result_is_partial_as_asked_for(worker, 
     run = job.start(hardware=alone, limits=limits, result={"allow_partial": True})
     partial = job.service.wait_for_state(run, "Partial", limit_s=RUN_LIMIT_S)
     assert partial.state.is_completed()
-    assert "embed-missing" in artifacts_of(job.service, run)
+    assert "embed-hash-missing" in artifacts_of(job.service, run)
     control_file(job.control, calls=True)
     job.check_complete(job.start(), before)
 

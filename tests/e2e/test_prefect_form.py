@@ -15,10 +15,11 @@ import pytest
 
 pytest.importorskip("prefect")
 
+from prefect.client.schemas.actions import DeploymentUpdate
 from prefect.utilities.callables import parameter_schema
 
 from flows.embed import embed
-from flows.predict import predict
+from flows.predict import predict, predict_basic
 from tests.conftest import REPOSITORY
 from tests.prefect_service import PASSWORD, POOL, START_LIMIT_S, started, wait_until
 from virnucpro.run_layout import PredictionLayout
@@ -105,7 +106,7 @@ class Form(Page):
         super().__init__(browser, server)
         browser.driver.set_window_size(1400, 1000)
         self.path = f"{'' if old else '/v2'}/deployments/deployment/{deployment}/run"
-        self.open(self.path, shows="Timeline (Optional)")
+        self.open(self.path, shows="Output folder")
 
     def field(self, title, kind):
         return self.browser.wait_until(f"return {FIELD}?.querySelector(arguments[1])", title, kind)
@@ -127,10 +128,10 @@ class Form(Page):
         field.send_keys(Keys.CONTROL, "a", Keys.NULL, value)
 
     def name(self, name):
-        """Type the name of the run."""
+        """Type the name of the run; the old page's first field is the name."""
         from selenium.webdriver.common.keys import Keys
 
-        field = self.browser.wait_until("return document.querySelector('input[name=name]')")
+        field = self.browser.wait_until("return document.querySelector('input[name=name], form input')")
         field.send_keys(Keys.CONTROL, "a", Keys.NULL, name)
 
     def choose(self, title, value):
@@ -155,8 +156,8 @@ class Form(Page):
 @pytest.fixture(scope="module")
 def form_of(browser, prefect_server):
     def form(flow, **kind):
-        where = f"flows/{flow.name}.py:{flow.name}"
-        return Form(browser, prefect_server, prefect_server.deploy(where, "form"), **kind)
+        where = f"flows/{flow.name}.py:{flow.fn.__name__}"
+        return Form(browser, prefect_server, prefect_server.deploy(where, f"{flow.fn.__name__}-form"), **kind)
 
     return form
 
@@ -171,12 +172,14 @@ def lines_of(flow):
         yield from ((f"{one['title']} (Optional)", one["description"]) for one in box.get("properties", {}).values())
 
 
-@pytest.mark.parametrize(("flow", "old"), [(embed, False), (predict, False), (embed, True)])
-def test_every_line_of_the_form_has_its_title_and_its_help_in_order(form_of, flow, old, tmp_path):
+@pytest.mark.parametrize(
+    ("flow", "old", "number"), [(embed, False, 39), (predict, False, 48), (embed, True, 39), (predict_basic, False, 8)]
+)
+def test_every_line_of_the_form_has_its_title_and_its_help_in_order(form_of, flow, old, number, tmp_path):
     form = form_of(flow, old=old)
     text, end = " ".join(form.text().split()), 0
     lines = list(lines_of(flow))
-    assert len(lines) > 25
+    assert len(lines) == number
     for title, help_text in lines:
         end = text.find(f"{title} {' '.join(help_text.split())} ", end)
         assert end >= 0, f"{title} is not in its place, or without its help"
@@ -235,7 +238,7 @@ def test_from_a_form_that_is_refused_to_the_report(form_of, prefect_server, work
     page.open(f"/v2/runs/flow-run/{run.id}", shows="Kiel harbour")
     page.wait_for("Running")
     page.press("Artifacts", "[role=tab]")
-    page.reload_until("cpu-0-progress")
+    page.reload_until("cpu-0-composition-progress")
     wait_until((worker / HUNG).exists, limit_s=60)
     page.shoot(tmp_path, "running")
     page.menu("Cancel")
@@ -305,18 +308,27 @@ def open_the_report(page, layout, folder):
     page.shoot(folder, "report")
 
 
-def test_names_of_runs_and_why_a_run_is_refused_at_once(prefect_server, worker):
-    deployment = prefect_server.deploy("flows/predict.py:predict", "form")
+def test_names_of_runs_and_why_a_run_is_refused_at_once(browser, prefect_server, worker):
+    deployment = prefect_server.deploy("flows/predict.py:predict", "predict-form")
     refused = {"input_files": [str(worker / "contigs.fasta")], "fdr": 0.05, "threshold": 0.5}
     generated = prefect_server.start(deployment, **refused, output_dir=str(worker / "refused"))
     given = {**refused, "output_dir": str(worker / "typed")}
     asked = prefect_server.prefect(
-        *("deployment", "run", "predict/form", "--flow-run-name", "gut-virome"),
+        *("deployment", "run", "predict/predict-form", "--flow-run-name", "gut-virome"),
         *(part for name, value in given.items() for part in ("--param", f"{name}={json.dumps(value)}")),
     )
     assert asked.returncode == 0, asked.stderr
     (typed,) = runs_named(prefect_server, "gut-virome")
-    for run, name in ((generated, f"predict into {worker / 'refused'}"), (typed.id, "gut-virome")):
+    with prefect_server.client() as client:
+        given = {**refused, "output_dir": str(worker / "old page")}
+        client.update_deployment(deployment, DeploymentUpdate(parameters=given))
+    form = Form(browser, prefect_server, deployment, old=True)
+    form.name("wild-boar")  # two words as the server joins them
+    form.submit()
+    wait_until(lambda: runs_named(prefect_server, "wild-boar"), limit_s=30)
+    (old,) = runs_named(prefect_server, "wild-boar")
+    names = {generated: f"predict into {worker / 'refused'}", typed.id: "gut-virome", old.id: "wild-boar"}
+    for run, name in names.items():
         ended = prefect_server.wait_for_state(run, "Failed", limit_s=60)
         assert ended.name == name
         assert ended.state.message == "a threshold and a false discovery rate exclude each other: give one of them"

@@ -37,6 +37,7 @@ DEPLOYMENTS = {
     "embed/embed",
     "embed/embed-smoke",
     "predict/predict",
+    "predict/predict-basic",
     "predict/predict-smoke",
     "predict-inbox/predict-nightly",
     "retention/retention",
@@ -129,7 +130,7 @@ def test_every_deployment_says_what_it_is_and_gives_its_flow_parameters_that_it_
             flow.validate_parameters(parameters)
         assert deployment["version"] == RELEASE
         assert deployment["work_pool"]["name"] == POOL
-        assert deployment["work_pool"]["work_queue_name"] == deployment["name"]
+        assert deployment["work_pool"]["work_queue_name"] == deployment["name"].removesuffix("-basic")
         assert "concurrency_limit" not in deployment, "a restart of the server would end its runs"
         assert deployment["enforce_parameter_schema"] is True
         assert len(deployment["description"]) > 100
@@ -222,10 +223,10 @@ def test_ci_gets_the_outcome_of_a_run_as_exit_code_with_its_lines_and_its_summar
     times = [line.split()[0] for line in lines if re.match(r"\d\d:\d\d:\d\dZ ", line)]
     assert times == sorted(times)
     assert "\x1b" not in done["complete"].stdout
-    assert "----- embed-summary -----" in lines
+    assert "----- embed-hash-summary -----" in lines
     assert "3 of 3 sequences have their row." in lines
     assert "2 of 3 sequences have their row." in done["partial"].stdout
-    assert "----- embed-missing -----" in done["partial"].stdout
+    assert "----- embed-hash-missing -----" in done["partial"].stdout
     assert "2 of 3 sequences have their row." in summary.read_text()
     assert "no such file" in done["failed"].stdout.lower()
     assert not re.search("Traceback|NoneType: None", done["failed"].stdout), "an expected error is one sentence"
@@ -460,7 +461,8 @@ def test_bootstrap_makes_a_server_ready_and_changes_nothing_the_second_time(pref
     assert {f"deployment {name}" for name in DEPLOYMENTS} <= set(second)
     assert len([name for name in second if name.startswith("virnucpro: ")]) == 3
     assert {what.partition(":")[0] for what in second.values()} == {"as it was"}
-    assert {f"work queue {name.partition('/')[2]}" for name in DEPLOYMENTS} <= set(second)
+    queues = {name.partition("/")[2].removesuffix("-basic") for name in DEPLOYMENTS}
+    assert {f"work queue {name}" for name in queues} <= set(second)
     # what an operator sets stays, unless an option says otherwise
     with prefect_server.client() as client:
         (failed,) = client.read_automations_by_name("virnucpro: a run failed")

@@ -45,7 +45,7 @@ def cluster_of(engine, stack, folder, environment):
     return scheduler.kill, f"dask://{address}"
 
 
-@pytest.mark.parametrize("engine", ["dask", "ray"])
+@pytest.mark.parametrize("engine", ["dask", pytest.param("ray", marks=pytest.mark.long)])
 def test_when_the_scheduler_dies_the_run_ends_and_the_same_command_continues_it(engine, tmp_path, environment):
     slow_run, layout = SlowRun.made(tmp_path), RunLayout(tmp_path / engine / "out")
     expected = slow_run.expected(environment, tmp_path / "threads" / "out")

@@ -34,7 +34,7 @@ def address(site):
         server.shutdown()
 
 
-@pytest.mark.parametrize("width", ["phone", "desk"])
+@pytest.mark.parametrize("width", ["phone", pytest.param("desk", marks=pytest.mark.long)])
 def test_a_page_asks_this_host_only_does_not_scroll_sideways_and_axe_finds_nothing_wrong(browser, site, address, width):
     wrong = {}
     for path in sorted(site.glob("**/*.html")):

@@ -100,6 +100,7 @@ def test_a_job_that_ends_before_the_run_is_submitted_again_and_the_bytes_are_the
     wait_until(lambda: not cluster.jobs(), seconds=10)
 
 
+@pytest.mark.long
 def test_one_job_may_have_several_workers(cluster, environment, slow_run, tmp_path, expected):
     layout = RunLayout(tmp_path / "one" / "out")
     two = {**environment, "DASK_JOBQUEUE__SLURM__PROCESSES": "2"}

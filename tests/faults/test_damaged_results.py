@@ -33,7 +33,7 @@ from virnucpro.store.results import hdf5
 from virnucpro.training.evaluation.tables import read_scores
 
 SLOWEST_S = 20.0
-TRIES = 50
+TRIES = 25
 
 
 @pytest.fixture(scope="module")
@@ -120,7 +120,7 @@ def test_a_part_with_a_forged_seal_is_refused_or_read_and_nothing_else(finished,
 
     def job():
         refused = 0
-        for number in range(150):
+        for number in range(60):
             path = tmp_path / f"part_{number}.h5"
             durable.write_bytes(path, mutate(data, chooser), seal=True)
 
@@ -130,7 +130,7 @@ def test_a_part_with_a_forged_seal_is_refused_or_read_and_nothing_else(finished,
                 return list(source.iter_sequence_ids())
 
             refused += tried(read) is None
-        assert refused > 10
+        assert refused > 4
 
     ended = run_job(job, tmp_path / "job")
     assert ended.code == 0, ended.errors

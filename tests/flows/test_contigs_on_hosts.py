@@ -117,6 +117,8 @@ def test_what_is_durable_is_not_computed_again(works):
     assert {path: path.stat().st_mtime_ns for path in kept} == before
 
 
+@pytest.mark.slow
+@pytest.mark.long
 def test_a_contig_that_ends_every_worker_costs_its_own_score_only(works):
     compute(works, workers=1)
     (expected, _), number = scores_of(works), 4 * POISON

@@ -102,15 +102,15 @@ def test_the_flow_embeds_real_proteins_and_leaves_its_artifacts(tmp_path, small)
     assert verify_run(out).problems == []
     with read_embeddings(out) as embeddings:
         assert len(embeddings) == 120
-    page = artifact("embed-summary")
+    page = artifact(f"embed-{MODEL}-summary")
     assert "# Embedding: complete" in page
     assert "120 of 120 sequences have their row" in page
     assert markdown_text(str(out / "embeddings.h5")) in page
-    assert '"rank": 0' in artifact("embed-ranks")
-    assert '"retries": 0' in artifact("embed-ranks")
-    of_run = artifacts("embed-summary")[0]["flow_run_id"]
+    assert '"rank": 0' in artifact(f"embed-{MODEL}-ranks")
+    assert '"retries": 0' in artifact(f"embed-{MODEL}-ranks")
+    of_run = artifacts(f"embed-{MODEL}-summary")[0]["flow_run_id"]
     for rank in range(2):
-        progress_of_rank = artifacts(f"cpu-{rank}-progress")[0]
+        progress_of_rank = artifacts(f"cpu-{rank}-{MODEL}-progress")[0]
         assert (progress_of_rank["data"], progress_of_rank["flow_run_id"]) == (100.0, of_run)
         assert progress_of_rank["description"].startswith("100 % · complete · cpu · ")
     with get_client(sync_client=True) as client:
@@ -122,7 +122,7 @@ def test_the_flow_embeds_real_proteins_and_leaves_its_artifacts(tmp_path, small)
         "aggregate_shards": ranks,
         "validate_embeddings": ["aggregate_shards"],
     }
-    shares = [int(share) for share in re.findall(r'"share": "(\d+) %"', artifact("embed-ranks"))]
+    shares = [int(share) for share in re.findall(r'"share": "(\d+) %"', artifact(f"embed-{MODEL}-ranks"))]
     assert len(shares) == 2
     assert sum(shares) in {99, 100}, "each is rounded down"
 
@@ -202,7 +202,7 @@ def test_a_rank_whose_process_is_killed_succeeds_on_the_tasks_retry(tmp_path, sm
     retried = [rank for rank in result.ranks if rank.attempts == 2]
     assert len(retried) == 1
     assert retried[0].pids[0] == killer.killed[0] != retried[0].pids[1]
-    assert '"retries": 1' in artifact("embed-ranks")
+    assert '"retries": 1' in artifact(f"embed-{MODEL}-ranks")
     assert verify_run(out).problems == []
 
 
@@ -218,7 +218,7 @@ def test_the_flow_fails_with_a_sentence_and_a_second_run_completes_it(tmp_path, 
     assert "of 120 sequences missing, partial result at" in state.message
     assert isinstance(state.result(raise_on_failure=False), WorkersFailedError)
     assert state.result(raise_on_failure=False).exit_code == 3
-    assert "# Embedding: partial" in artifact("embed-summary")
+    assert "# Embedding: partial" in artifact(f"embed-{MODEL}-summary")
     allowed = embed([str(small)], str(out), limits={"worker_retries": 0}, result={"allow_partial": True}, **one)
     assert allowed.name == "Completed", "what was missing is computed"
     assert verify_run(out).problems == []
@@ -255,8 +255,8 @@ def test_a_rank_that_is_lost_leaves_its_work_to_the_other(tmp_path, small):
     killer.done.set()
     (lost,) = result.failed_ranks
     assert (result.state, result.num_rows, result.ranks[lost].failure) == ("complete", 120, "died")
-    assert rf"the remaining workers did the work of rank {lost} on cpu \(died: " in artifact("embed-summary")
-    assert "failed: died" in artifact("embed-ranks")
+    assert rf"the remaining workers did the work of rank {lost} on cpu \(died: " in artifact(f"embed-{MODEL}-summary")
+    assert "failed: died" in artifact(f"embed-{MODEL}-ranks")
     assert verify_run(tmp_path / "out").problems == []
 
 
@@ -274,6 +274,7 @@ def test_bad_input_and_unknown_models_fail_without_a_worker(tmp_path, small, cap
     assert not (tmp_path / "a" / "logs").exists()
 
 
+MODEL = "virnucpro-tiny-protein"
 HOOKED = []
 
 
@@ -476,7 +477,7 @@ def test_each_rank_has_one_artifact_of_the_flow_run_that_ends_at_a_hundred():
     cpu = rank_snapshot(9, device="cpu", tokens_left=87_654, seconds_left=4321.0)
     snapshots = [run_snapshot(), run_snapshot(rank_snapshot(0), cpu), run_snapshot(done_rank(0), cpu)]
     run_id, _ = show_progress(snapshots)
-    (of_gpu,), (of_cpu,) = artifacts("gpu-0-progress"), artifacts("cpu-9-progress")
+    (of_gpu,), (of_cpu,) = artifacts(f"gpu-0-{MODEL}-progress"), artifacts(f"cpu-9-{MODEL}-progress")
     assert (of_gpu["type"], of_gpu["flow_run_id"], of_gpu["data"]) == ("progress", run_id, 100.0)
     assert of_gpu["description"] == "100 % · complete · cuda:0 · virnucpro-tiny-protein · 500 sequences"
     assert (of_cpu["flow_run_id"], of_cpu["data"]) == (run_id, 12.3)
@@ -489,12 +490,12 @@ def show_before_and_after(first, last):
     """Show two snapshots, and return the artifacts of rank 5 before the end and after it."""
     view = ProgressArtifacts()
     view.update(first)
-    wait_until(lambda: artifacts("gpu-5-progress"), limit_s=30)
+    wait_until(lambda: artifacts(f"gpu-5-{MODEL}-progress"), limit_s=30)
     view.update(last)
     time.sleep(1)
-    before = artifacts("gpu-5-progress")
+    before = artifacts(f"gpu-5-{MODEL}-progress")
     view.close()
-    return before, artifacts("gpu-5-progress")
+    return before, artifacts(f"gpu-5-{MODEL}-progress")
 
 
 @pytest.mark.slow
@@ -530,7 +531,7 @@ def test_the_flows_log_has_one_line_for_each_tenth(monkeypatch):
 def test_the_second_embedding_of_a_prediction_has_artifacts_of_its_own():
     first, second = work_snapshot(done_rank(7), is_over=True), work_snapshot(rank_snapshot(7))
     show_progress([run_snapshot(embeddings=(first,)), run_snapshot(embeddings=(first, second))])
-    assert [item["data"] for item in artifacts("gpu-7-progress")] == [60.0, 100.0]
+    assert [item["data"] for item in artifacts(f"gpu-7-{MODEL}-progress")] == [60.0, 100.0]
 
 
 @pytest.mark.slow
@@ -543,7 +544,7 @@ def test_an_api_that_is_gone_is_said_once_and_nothing_else_happens(caplog):
         )
     assert seconds < 5
     assert caplog.text.count("progress artifacts are not up to date") == 1
-    assert artifacts("gpu-3-progress") == []
+    assert artifacts(f"gpu-3-{MODEL}-progress") == []
 
 
 @pytest.mark.slow

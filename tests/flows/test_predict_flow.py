@@ -8,6 +8,7 @@ import re
 import signal
 import threading
 import time
+from types import SimpleNamespace
 
 import pytest
 
@@ -17,10 +18,13 @@ pytest.importorskip("prefect")
 
 from prefect.client.orchestration import get_client
 from prefect.client.schemas.filters import FlowRunFilter, FlowRunFilterId
+from prefect.context import FlowRunContext
+from prefect.states import Running, Scheduled
 from prefect.testing.utilities import prefect_test_harness
 
 from flows.predict import predict, run_from_command_line
 from flows.run.artifacts import REPORTS_URL
+from flows.run.names import run_name
 from tests.flows.on_a_server import FirstWorkerKiller, artifact, worker_processes
 from tests.predictions import real_classifier, tables
 from tests.strategies import write_fasta
@@ -165,3 +169,26 @@ def test_what_cannot_be_used_fails_with_the_sentence_of_the_command_line(tmp_pat
             input_files=[str(contigs)], output_dir=str(tmp_path / "b"), models={"chunk": 300}, **settings
         )
     assert "Traceback" not in caplog.text
+
+
+@pytest.mark.parametrize(
+    ("name", "message", "becomes"),
+    [
+        ("vehement-crane", None, "predict into runs/{7}"),
+        ("vehement-crane", "Run from the Prefect UI with defaults", "predict into runs/{7}"),
+        ("vehement-crane", "Flow run scheduled", "predict into runs/{7}"),
+        ("wild-boar", "", "wild-boar"),  # typed into a form, whose own names are others
+        ("wild-boar", "the second sample", "wild-boar"),
+        ("Rustic-Gecko", "", "predict into runs/{7}"),
+        ("sample 7", "", "sample 7"),
+        ("predict into runs/{7}", None, "predict into runs/{7}"),  # of a retry
+    ],
+)
+def test_only_a_generated_name_is_replaced(monkeypatch, name, message, becomes):
+    with get_client(sync_client=True) as client:
+        run = client.create_flow_run(predict, name=name, state=Scheduled(message=message))
+        client.set_flow_run_state(run.id, Running(message="now"))
+        found = client.read_flow_run(run.id)
+    context = SimpleNamespace(flow=predict, flow_run=found, parameters={"output_dir": "runs/{7}"})
+    monkeypatch.setattr(FlowRunContext, "get", lambda: context)
+    assert run_name("predict into {output_dir}")() == becomes

@@ -1,20 +1,18 @@
-"""Names of runs: what Prefect made up is replaced, what was typed stays, also on a retry."""
+"""Names of runs: which Prefect made up. ``test_predict_flow`` has which of them are replaced."""
 
 from __future__ import annotations
 
 import re
 from pathlib import Path
-from types import SimpleNamespace
 
 import pytest
 
 pytest.importorskip("prefect")
 
 import prefect
-from prefect.context import FlowRunContext
 from prefect.utilities.names import generate_slug
 
-from flows.run.names import is_generated, run_name
+from flows.run.names import is_generated
 
 TYPED = [
     *("sample-7", "gut-virome", "delta-variant", "soil_2026", "SRR1234567", "Kiel-harbour", "SARS-CoV-2", "predict"),
@@ -43,18 +41,3 @@ def test_names_of_the_form_of_the_installed_page_are_generated():
 @pytest.mark.parametrize("name", TYPED)
 def test_a_typed_name_is_none_of_them(name):
     assert not is_generated(name)
-
-
-@pytest.mark.parametrize(
-    ("name", "becomes"),
-    [
-        ("vehement-crane", "predict into runs/{7}"),
-        ("Rustic-Gecko", "predict into runs/{7}"),
-        ("sample 7", "sample 7"),
-        ("predict into runs/{7}", "predict into runs/{7}"),  # of a retry
-    ],
-)
-def test_only_a_generated_name_is_replaced(name, becomes, monkeypatch):
-    context = SimpleNamespace(flow_run=SimpleNamespace(name=name), parameters={"output_dir": "runs/{7}"})
-    monkeypatch.setattr(FlowRunContext, "get", lambda: context)
-    assert run_name("predict into {output_dir}")() == becomes

@@ -28,7 +28,7 @@ def by_composition(config, cascade):
     return replace(config, composition=CompositionModel(folder, read_card(folder)), cascade=cascade)
 
 
-@pytest.mark.parametrize("contig_model", [False, True])
+@pytest.mark.parametrize("contig_model", [pytest.param(False, marks=[pytest.mark.slow, pytest.mark.long]), True])
 def test_embedded_contigs_are_scored_as_without_it_and_others_by_composition(tmp_path, contig_model):
     contigs = make_contigs(tmp_path / "in.fa", count=25)
     everything = hash_prediction(tmp_path, contig_model=contig_model)
@@ -66,6 +66,8 @@ def test_embedded_contigs_are_scored_as_without_it_and_others_by_composition(tmp
     assert len(fingerprints) == 2, "scores of a cascade are not those of the classifier alone"
 
 
+@pytest.mark.slow
+@pytest.mark.long
 def test_windows_along_long_contigs_come_from_what_scored_the_contig(tmp_path):
     make_contigs(tmp_path / "in.fa", count=3)
     config = hash_prediction(tmp_path)

@@ -46,6 +46,7 @@ from virnucpro.run_layout import PredictionLayout
 from virnucpro.store.contig_table import Call, read_contig_calls
 from virnucpro.telemetry.run_telemetry import RunTelemetry
 
+RARE = (pytest.mark.slow, pytest.mark.long)
 UNIT_NT = 250_000
 
 
@@ -352,10 +353,10 @@ def worker_with_poison_in_the_search(rank, world_size, results_queue, works, *mo
 @pytest.mark.parametrize(
     ("name", "workers", "unit_nt"),
     [
-        ("worker_with_poison", 2, 4_000),
         ("worker_with_poison", 1, 40_000),
-        ("worker_that_hangs", 1, 4_000),
-        pytest.param("worker_with_poison_in_the_search", 1, 4_000, marks=pytest.mark.slow),
+        pytest.param("worker_with_poison", 2, 4_000, marks=RARE),
+        pytest.param("worker_that_hangs", 1, 4_000, marks=RARE),
+        pytest.param("worker_with_poison_in_the_search", 1, 4_000, marks=RARE),
     ],
 )
 def test_a_contig_that_ends_processes_costs_its_own_score(job, expected, monkeypatch, name, workers, unit_nt):
@@ -513,7 +514,7 @@ def worker_with_poison_in_genes(*arguments):
     ("name", "what"),
     [
         ("worker_with_poison", "composition"),
-        pytest.param("worker_with_poison_in_genes", "genes", marks=pytest.mark.slow),
+        pytest.param("worker_with_poison_in_genes", "genes", marks=RARE),
     ],
 )
 def test_a_prediction_lists_a_contig_that_ends_processes_and_the_next_start_computes_it(

@@ -66,6 +66,7 @@ def test_one_file_runs_every_section_or_says_why_not_where_only_torch_and_numpy_
     assert row.endswith(f"| {len(report['checks'])} of {len(report['checks'])} |")
 
 
+@pytest.mark.long
 @pytest.mark.slow
 def test_whole_runs_start_from_the_one_file_where_their_packages_are(tmp_path):
     write_gpu_check(tmp_path / "gpu_check.pyz")

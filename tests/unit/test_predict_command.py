@@ -130,7 +130,7 @@ def as_rna(text):
     )
 
 
-@pytest.mark.parametrize("cascade", ["auto", "off"])
+@pytest.mark.parametrize("cascade", ["auto", pytest.param("off", marks=[pytest.mark.slow, pytest.mark.long])])
 def test_rna_that_is_asked_for_gives_what_its_dna_gives_and_is_recorded(tmp_path, examples_dir, cascade):
     records = (examples_dir / "contigs.fasta").read_text().split(">")[1:4]
     text = "".join(f">{record}" for record in records)
@@ -221,6 +221,8 @@ def test_inputs_of_one_name_are_read_where_no_file_is_named_after_them_and_their
     assert (refused.code, "rename one" in refused.err) == (78, True)
 
 
+@pytest.mark.slow
+@pytest.mark.long
 def test_what_was_not_wanted_is_not_kept_and_nothing_is_computed_for_it_again(tmp_path, contigs):
     out = tmp_path / "out"
     command = ("predict", contigs, "-o", out, "--devices", "cpu", "--cascade", "off")

@@ -118,7 +118,7 @@ def arrange(run, data):
 
 
 @given(data=st.data())
-@settings(max_examples=30)
+@settings(max_examples=12)
 def test_the_bytes_are_the_same_whatever_the_parts_and_shards(tmp_path_factory, data):
     folder = tmp_path_factory.mktemp("run")
     run = MadeRun(folder, random_records(30, seed=data.draw(st.integers(0, 3))), max_residues=20, token_budget=80)
@@ -134,7 +134,7 @@ def test_the_bytes_are_the_same_whatever_the_parts_and_shards(tmp_path_factory, 
 
 
 @given(records=fasta_records(), data=st.data())
-@settings(max_examples=40)
+@settings(max_examples=16)
 def test_rows_and_failures_add_up_for_any_input_and_any_blocks(tmp_path_factory, records, data):
     run = MadeRun(tmp_path_factory.mktemp("run"), records, token_budget=40)
     blocks = range(len(run.plan))

@@ -111,7 +111,7 @@ def check_mapping(path, wanted):
 
 
 @given(records=fasta_records(max_size=40), rows=st.integers(1, 12), cut=st.integers(3, 30), data=st.data())
-@settings(max_examples=40)
+@settings(max_examples=16)
 def test_shards_hold_what_one_file_holds_whatever_the_input_and_what_is_missing(
     tmp_path_factory, records, rows, cut, data
 ):

@@ -92,6 +92,8 @@ def test_a_run_that_broke_off_keeps_the_copy_and_resumes_with_the_same_stream_on
     assert tables(out) == tables(tmp_path / "of file")
 
 
+@pytest.mark.slow
+@pytest.mark.long
 def test_a_restart_takes_another_stream_and_leaves_no_copy_of_either(tmp_path, contigs, piped):
     out = tmp_path / "out"
     failpoints.arm("MainProcess/file.rename:12+:EIO")

@@ -117,6 +117,8 @@ def test_what_another_has_made_durable_is_not_computed_again(workplace):
     assert place.durable() == set(place.blocks)
 
 
+@pytest.mark.slow
+@pytest.mark.long
 def test_a_sequence_that_ends_its_process_costs_its_row_and_the_worker_goes_on(workplace, tmp_path):
     killer, sequences = "protein_31", write_proteins(tmp_path / "proteins.fasta", COUNT)
     place = workplace(faulty_config(tmp_path, {"poison": {sequences[killer]: "segfault"}}))

@@ -116,6 +116,8 @@ def test_of_two_workers_on_a_gpu_one_goes_on_with_its_model(job):
     job.check_rows()
 
 
+@pytest.mark.slow
+@pytest.mark.long
 def test_one_that_has_died_is_replaced_and_is_no_failure(job):
     def kill_one(pids):
         os.kill(pids[0], signal.SIGKILL)
@@ -143,6 +145,8 @@ def test_one_that_is_killed_at_its_work_starts_again_as_any_worker(job):
     job.check_rows()
 
 
+@pytest.mark.slow
+@pytest.mark.long
 def test_one_that_stands_still_is_overdue_as_any_worker(job):
     limits = RunLimits(heartbeat_timeout_s=3)
     result = job.run(after_probes=lambda pids: os.kill(pids[0], signal.SIGSTOP), limits=limits)
@@ -150,6 +154,8 @@ def test_one_that_stands_still_is_overdue_as_any_worker(job):
     job.check_rows()
 
 
+@pytest.mark.slow
+@pytest.mark.long
 def test_another_worker_function_does_not_get_it(job):
     result = job.run(worker_fn=ANOTHER_WORKER)
     assert result.state == "complete"
@@ -158,12 +164,16 @@ def test_another_worker_function_does_not_get_it(job):
     job.check_rows()
 
 
+@pytest.mark.slow
+@pytest.mark.long
 def test_a_finished_folder_and_cpus_have_none(job):
     assert job.run().state == "complete"
     assert job.run(after_probes=lambda pids: pytest.fail(str(pids)) if pids else None).state == "complete"
     assert len(job.loads) == 2
 
 
+@pytest.mark.slow
+@pytest.mark.long
 def test_an_interrupt_before_the_ranks_ends_them(job):
     seen = []
 
@@ -202,6 +212,8 @@ def test_a_stop_while_another_gpu_is_tried_out_ends_them(job, monkeypatch):
     assert all(is_gone(pid) for pid in seen)
 
 
+@pytest.mark.slow
+@pytest.mark.long
 def test_a_disk_without_room_ends_them(job, monkeypatch):
     seen = []
 

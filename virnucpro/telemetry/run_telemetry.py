@@ -108,7 +108,7 @@ class RunTelemetry:
         self.cost_before: tuple[CostRow, ...] = ()
         """Of earlier starts in the folder."""
         self._works: list[WorkTelemetry] = []
-        self.layout: FolderLayout | None = None
+        self._layout: FolderLayout | None = None
         self._run_id = ""
         self._started = time.time()
         self._registry = CollectorRegistry()
@@ -144,14 +144,14 @@ class RunTelemetry:
     @contextmanager
     def running(self, layout: FolderLayout, run_id: str) -> Iterator[None]:
         """Show the run for the time of the block, then leave its last figures in its folder."""
-        self.layout, self._run_id, self._started = layout, run_id, time.time()
+        self._layout, self._run_id, self._started = layout, run_id, time.time()
         self._own_cpu_s, self._cpu_counted_s = {}, time.process_time()
         self._guarded(self._begin)
         try:
             yield
         finally:
             self._guarded(self._finish)
-            self.layout = None
+            self._layout = None
 
     @contextmanager
     def stage(self, name: str, *, model: str = "") -> Iterator[None]:
@@ -205,6 +205,10 @@ class RunTelemetry:
         rows.append(CostRow(OUTSIDE, *here, peak_memory_bytes=peak_resident_bytes()))
         return Cost.of([*rows, *(row for work in works for row in work.cost())]).rows
 
+    @property
+    def is_running(self) -> bool:
+        return self._layout is not None
+
     def begin_work(self, facts: WorkFacts) -> WorkTelemetry:
         self._guarded(durable.remove_tree, facts.layout.spans_dir)  # of a run that was killed
         if self._gpus is None and facts.host and any(token for _, token in facts.devices):
@@ -239,7 +243,7 @@ class RunTelemetry:
         free, size = self._disk or (None, None)
         return RunSnapshot(
             run_id=self._run_id,
-            output_dir="" if self.layout is None else str(self.layout.output_dir),
+            output_dir="" if self._layout is None else str(self._layout.output_dir),
             started=self._started,
             now=time.time(),
             stages=self._stages_now(),
@@ -261,9 +265,9 @@ class RunTelemetry:
             self._guarded(view.close)
 
     def _begin(self) -> None:
-        assert self.layout is not None
+        assert self._layout is not None
         log.info("run.began", run_id=self._run_id, host=host_name(), **known_labels())
-        self._views.append(StatusFile(self.layout.live_status))
+        self._views.append(StatusFile(self._layout.live_status))
         if self._options.port is not None:
             self._serve(self._options.port)
         if self._options.pushgateway is not None:
@@ -307,18 +311,21 @@ class RunTelemetry:
 
     def _leave_files(self) -> None:
         """Write the last figures, and the timeline of a profiled run, which stay in the folder."""
-        assert self.layout is not None
-        here = self.layout.output_dir
+        assert self._layout is not None
+        here = self._layout.output_dir
         try:
             registry = CollectorRegistry()
             registry.register(RunCollector(self.snapshot, names_run=True))  # files of several runs share a folder
-            durable.write_bytes(self.layout.metrics_textfile, generate_latest(registry))
+            figures = generate_latest(registry)
+            durable.write_bytes(self._layout.metrics_textfile, figures)
             layouts = [work.facts.layout for work in self._works]
             labels = ["" if layout.output_dir == here else layout.output_dir.name for layout in layouts]
             spans_dirs = zip(labels, (layout.spans_dir for layout in layouts), strict=True)
             recorded = [(label, folder) for label, folder in spans_dirs if folder.is_dir()]
             if recorded:
-                merge_trace(recorded, self._stages_now(), self.layout.trace)
+                merge_trace(recorded, self._stages_now(), self._layout.trace)
+            if self._options.textfiles_dir is not None:
+                durable.write_bytes(Path(self._options.textfiles_dir) / f"virnucpro-{self._run_id}.prom", figures)
         except OutputError as error:
             log.warning("telemetry.not_written", path=error.path, reason=error.what)
 
@@ -359,8 +366,8 @@ class RunTelemetry:
             self._guarded(self._sample_gpus)
 
     def _sample_disk(self) -> None:
-        if self.layout is not None:
-            usage = shutil.disk_usage(self.layout.output_dir)
+        if self._layout is not None:
+            usage = shutil.disk_usage(self._layout.output_dir)
             self._disk = usage.free, usage.total
 
     def _sample_processes(self) -> None:

@@ -65,7 +65,7 @@ def running(layout: FolderLayout, telemetry: RunTelemetry | None) -> Iterator[tu
         RunTelemetry(views=[QuietView()]) if telemetry is None else nullcontext(telemetry) as shown,
         RunLock(layout.lock, run_id=run_id),
     ):
-        if shown.layout is not None:
+        if shown.is_running:
             yield run_id, shown
             return
         shown.cost_before = cost_so_far(layout)

@@ -12,6 +12,8 @@ from virnucpro.errors import ConfigurationError, printable
 from virnucpro.knobs import settings_of
 from virnucpro.settings import MOST_PORT, Monitoring
 
+TEXTFILES = "VIRNUCPRO_METRICS_TEXTFILES"
+
 
 @dataclass(frozen=True, kw_only=True)
 class MetricsOptions:
@@ -23,6 +25,8 @@ class MetricsOptions:
     """IPv4 network, as in 10.1.0.0/16: they are served on this host's address in it; empty: on 127.0.0.1."""
     targets_dir: str | None = None
     """Folder of ``file_sd_configs`` that gets a file with the served address while the run is running."""
+    textfiles_dir: str | None = None
+    """Folder of node_exporter's textfile collector that gets the last figures, in a file a run."""
     pushgateway: str | None = None
     """URL of a Prometheus pushgateway; None pushes nothing."""
 
@@ -70,6 +74,7 @@ def metrics_options(monitoring: Monitoring | None = None) -> MetricsOptions:
         port=0 if port is None and targets else port,
         targets_dir=str(Path(targets).absolute()) if targets else None,
         network=asked.metrics_network or found["metrics_network"],
+        textfiles_dir=os.environ.get(TEXTFILES) or None,
         pushgateway=asked.pushgateway or found["pushgateway"] or None,
     )
 
