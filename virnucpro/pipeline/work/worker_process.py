@@ -150,7 +150,7 @@ def run_isolated(
         exit_code = int(getattr(error, "exit_code", ExitCode.INTERNAL))
         reports.put({"rank": rank, "status": "failed", "error": error_sentence(error)})
     finally:
-        with suppress(Exception):  # the parent or the device may be gone
+        with suppress(OSError):  # the parent may be gone
             reports.put(_usage())
         sys.stdout.flush()
         sys.stderr.flush()
@@ -162,7 +162,8 @@ def _usage() -> dict[str, Any]:
     usage = {"kind": "usage", "cpu_s": sum(os.times()[:4]), "peak_bytes": peak_resident_bytes()}
     torch = sys.modules.get("torch")
     if torch is not None and torch.cuda.is_initialized():
-        usage["peak_gpu_bytes"] = torch.cuda.max_memory_allocated()
+        with suppress(Exception):  # the device may be gone
+            usage["peak_gpu_bytes"] = torch.cuda.max_memory_allocated()
     return usage
 
 
