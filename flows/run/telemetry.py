@@ -130,7 +130,7 @@ class ProgressArtifacts:
                     artifact = before.artifact
                     client.update_artifact(artifact, ArtifactUpdate(data=percent, description=description))
                 self._shown[number, rank.rank] = _Shown(artifact, percent, description, now_s)
-        if is_last:
+        if is_last and len(snapshot.stages) > 1:  # else the run was refused, or complete already
             client.create_artifact(self._cost(snapshot))
 
     def _cost(self, snapshot: RunSnapshot) -> ArtifactCreate:

@@ -77,6 +77,7 @@ def test_the_flow_calls_contigs_survives_a_killed_worker_and_leaves_its_artifact
     monkeypatch.setenv(DATA_ROOTS, str(tmp_path))
     again = predict([str(contigs)], str(out), **settings, return_state=True)
     assert again.result().was_complete
+    assert len(artifacts("predict-cost")) == 1, "it computed nothing"
     assert artifact("predict-report") == f"[report.html](https://prefect.example.org/reports{out}/report.html)"
 
 
