@@ -25,7 +25,7 @@ from virnucpro.telemetry.worker_logging import known_labels, log_end_of_process
 from virnucpro.this_host import host_name, merged_processors, processors_differ
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator, Mapping, Sequence
+    from collections.abc import Callable, Mapping, Sequence
 
     from virnucpro.arrays import BoolArray, IntArray
     from virnucpro.telemetry.snapshot import WorkFacts
@@ -265,23 +265,26 @@ class WorkTelemetry:
         rank.cpu_s, rank.resident_bytes = max(rank.cpu_s or 0.0, cpu_s), resident_bytes
         rank.peak_bytes, rank.peak_gpu_bytes = max(rank.peak_bytes, resident_bytes), max(rank.peak_gpu_bytes, gpu_bytes)
 
-    def cost(self) -> Iterator[CostRow]:
-        """Yield what each worker has cost; work of the run's own process is part of that process's row of the stage."""
+    def cost(self) -> list[CostRow]:
+        """Return what each worker has cost; work of the run's own process is part of that process's row of the stage."""
+        with self._lock:
+            return [self._cost_of(rank) for rank in self.ranks if rank.attempts]
+
+    def _cost_of(self, rank: Rank) -> CostRow:
         facts, devices = self.facts, [label for label, _ in self.facts.devices]
-        for rank in [rank for rank in self.ranks if rank.attempts]:
-            sharing = devices.count(rank.device) if facts.host else 1  # on other hosts a worker has its device alone
-            yield CostRow(
-                self.stage,
-                None if facts.is_small else rank.rank,
-                self._host_of(rank),
-                rank.device,
-                cpu_seconds=rank.ended_cpu_s + (rank.cpu_s or 0.0),
-                gpu_seconds=0.0 if rank.device.startswith("cpu") else rank.seconds / max(1, sharing),
-                restarts=sum(rank.restarts.values()),
-                peak_memory_bytes=rank.peak_bytes,
-                peak_gpu_memory_bytes=rank.peak_gpu_bytes,
-                **{"nucleotides" if facts.counts == CONTIGS else "tokens": rank.tokens},
-            )
+        sharing = devices.count(rank.device) if facts.host else 1  # on other hosts a worker has its device alone
+        return CostRow(
+            self.stage,
+            None if facts.is_small else rank.rank,
+            self._host_of(rank),
+            rank.device,
+            cpu_seconds=rank.ended_cpu_s + (rank.cpu_s or 0.0),
+            gpu_seconds=0.0 if rank.device.startswith("cpu") else rank.seconds / max(1, sharing),
+            restarts=sum(rank.restarts.values()),
+            peak_memory_bytes=rank.peak_bytes,
+            peak_gpu_memory_bytes=rank.peak_gpu_bytes,
+            **{"nucleotides" if facts.counts == CONTIGS else "tokens": rank.tokens},
+        )
 
     def gpus(self) -> tuple[GpuSample, ...]:
         """Return the last samples of GPUs of other hosts with running processes."""
