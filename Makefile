@@ -1,6 +1,7 @@
 # make demo   both flows on real sequences, with a worker that is killed: no GPU, no server to start; half a minute
 # make test   the tests, under 10 minutes on two cores
 # make e2e    the minutes-long tests: real Prefect on PostgreSQL, Prometheus, Chromium; make e2e-long: rare faults, all data
+# make e2e-newest   what touches Prefect's server, worker and page, with the newest Prefect; about five minutes
 # make clusters   Ray and Dask on two nodes of this machine, 20,000 proteins: killed, late, again and again; an hour or more
 # make soak   every fault many times over, under 30 minutes; the table goes to docs/reliability.md
 # make soak-calls   400 system calls of predict and embed fail, one in each run; a quarter of an hour; a table there, too
@@ -23,13 +24,15 @@ PY := .venv/bin/python
 PLAIN := .venv/.ready-plain
 READY := .venv/.ready
 PIPELINES := .venv-pipelines/.ready
+NEWEST_PY := .venv-prefect/bin/python
+NEWEST := .venv-prefect/.ready
 DEMO := .demo
 
 export PYTHONNOUSERSITE := 1
 export PIP_DISABLE_PIP_VERSION_CHECK := 1
 export PIP_ROOT_USER_ACTION := ignore
 
-.PHONY: venv demo test e2e e2e-long clusters soak soak-calls lint docs picture format wheel-check bench bench-large gpu-check gpu-kit gpu-kit-check gpu-check-file gpu-mutants clean
+.PHONY: venv demo test e2e e2e-long e2e-newest clusters soak soak-calls lint docs picture format wheel-check bench bench-large gpu-check gpu-kit gpu-kit-check gpu-check-file gpu-mutants clean
 
 venv: $(READY)
 
@@ -51,6 +54,16 @@ $(PIPELINES): packaging/test-requirements.txt
 	.venv-pipelines/bin/python -m pip install --quiet --no-deps --requirement packaging/test-requirements.txt
 	@touch $(PIPELINES)
 
+# .venv has Prefect's lowest version that we work with. This has the newest one and looks for all else in .venv.
+PURELIB := -c 'import sysconfig; print(sysconfig.get_path("purelib"))'
+$(NEWEST): packaging/newest-requirements.txt $(READY)
+	$(PY) -m venv --clear --without-pip .venv-prefect
+	$(PY) -c 'import sysconfig; print("import site; site.addsitedir(%r)" % sysconfig.get_path("purelib"))' \
+		> "$$($(NEWEST_PY) $(PURELIB))/venv.pth"
+	$(PY) -m pip --python $(NEWEST_PY) install --quiet --no-deps --requirement packaging/newest-requirements.txt
+	$(PY) -m pip --python $(NEWEST_PY) check
+	@touch $(NEWEST)
+
 # A Prefect home of its own: the demo does not touch the user's server, profile or database.
 PRIVATE_PREFECT := env -u PREFECT_API_URL -u PREFECT_API_KEY -u PREFECT_PROFILE PREFECT_HOME="$(CURDIR)/$(DEMO)/prefect"
 
@@ -70,7 +83,15 @@ e2e: $(READY) $(PIPELINES)
 	OMP_NUM_THREADS=1 $(PY) -m pytest -rfEP -m 'slow and not long and not soak' --numprocesses 2 --dist loadfile \
 		--no-loadscope-reorder --durations 12 $(addprefix --deselect ,$(MEMORY_TESTS))
 
-e2e-long: $(READY)
+NEWEST_TESTS := tests/e2e/test_prefect_behaviour.py tests/e2e/test_prefect_form.py \
+	$(addprefix tests/e2e/test_prefect_service.py::,\
+		test_deploying_everything_twice_changes_nothing_the_second_time \
+		test_ci_gets_the_outcome_of_a_run_as_exit_code_with_its_lines_and_its_summary)
+e2e-newest: $(NEWEST)
+	OMP_NUM_THREADS=1 $(NEWEST_PY) -m pytest -rfEP -m 'slow and not long' --numprocesses 2 --dist loadfile \
+		--no-loadscope-reorder --durations 12 $(NEWEST_TESTS)
+
+e2e-long: $(READY) $(NEWEST)
 	$(PY) -m pytest -s -m 'slow and long'
 
 clusters: $(READY)
@@ -161,4 +182,4 @@ gpu-mutants: $(READY)
 	$(PY) -m tests.gpu_mutants
 
 clean:
-	rm -rf .venv .venv-pipelines $(DEMO) .pytest_cache .mypy_cache .ruff_cache .import_linter_cache .hypothesis
+	rm -rf .venv .venv-pipelines .venv-prefect $(DEMO) .pytest_cache .mypy_cache .ruff_cache .import_linter_cache .hypothesis

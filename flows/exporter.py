@@ -1,8 +1,11 @@
 """
-Serves counts of flow runs, queues and workers for Prometheus: ``python -m flows.exporter``, beside the Prefect server.
+Serves, for Prometheus, counts of flow runs, queues and workers, and this host's GPUs: ``python -m flows.exporter``.
+
+One process beside the Prefect server, and one with ``--only gpus`` on each further host with GPUs.
 
 Prefect's own metrics are about its connections and its process, not about runs. Each scrape reads the server's API, and
-no label names a run. While the server does not answer, ``virnucpro_prefect_up 0`` is all there is.
+no label names a run. While the server does not answer, ``virnucpro_prefect_up 0`` is all there is of it. All GPUs of
+the host are sampled, whether or not a run is there; without NVIDIA's driver there are no metrics of GPUs.
 """
 
 import argparse
@@ -27,7 +30,11 @@ from prometheus_client import CollectorRegistry
 from prometheus_client.core import GaugeMetricFamily
 from prometheus_client.registry import Collector
 
-from virnucpro.telemetry.metrics.exposition import METRICS_PATH, MetricsServer
+from virnucpro.errors import ConfigurationError
+from virnucpro.telemetry.metrics.exposition import METRICS_PATH, MetricsServer, own_address
+from virnucpro.telemetry.metrics.gpu_monitor import HostGpus
+from virnucpro.telemetry.metrics.options import MetricsOptions
+from virnucpro.telemetry.metrics.table import HostCollector
 from virnucpro.this_host import terminating_signals
 
 PORT = 4202
@@ -262,20 +269,39 @@ def _say(text: str) -> None:
 
 def main(arguments: Sequence[str]) -> int:
     """Serve until SIGTERM or Ctrl-C; return the exit code."""
-    parser = argparse.ArgumentParser(prog="python -m flows.exporter", description="Serves counts of flow runs.")
-    parser.add_argument("--port", type=int, default=PORT, help=f"on 127.0.0.1; {PORT} by default, 0 takes a free one")
-    port = parser.parse_args(arguments).port
-    if not PREFECT_API_URL.value():
+    parser = argparse.ArgumentParser(
+        prog="python -m flows.exporter",
+        description="Serves, for Prometheus, counts of the Prefect server's flow runs, and the GPUs of this host.",
+    )
+    parser.add_argument("--port", type=int, default=PORT, help=f"{PORT} by default, 0 takes a free one")
+    parser.add_argument(
+        "--network",
+        default="",
+        help="serve to this IPv4 network, as in 10.1.0.0/16, by the address of this host in it: everyone there can "
+        "read the metrics (default: 127.0.0.1)",
+    )
+    parser.add_argument(
+        "--only", choices=("gpus", "server"), help="gpus: where another host's exporter serves the counts of runs"
+    )
+    asked = parser.parse_args(arguments)
+    if asked.only != "gpus" and not PREFECT_API_URL.value():
         _say("PREFECT_API_URL is not set")
         return 78
     signal.pthread_sigmask(signal.SIG_BLOCK, _ENDING)  # in the server's threads as well
     registry = CollectorRegistry()
-    registry.register(ServerCollector())
-    server = MetricsServer(registry, port)
+    if asked.only != "gpus":
+        registry.register(ServerCollector())
+    if asked.only != "server":
+        registry.register(HostCollector(HostGpus().samples))
     try:
+        options = MetricsOptions(port=asked.port, network=asked.network)
+        server = MetricsServer(registry, asked.port, own_address(options.network))
         port = server.start()
+    except ConfigurationError as error:
+        _say(str(error))
+        return 78
     except OSError as error:
-        _say(f"port {port}: {error.strerror}")
+        _say(f"port {asked.port}: {error.strerror or error}")
         return 75
     _say(f"http://{server.address}:{port}{METRICS_PATH}")
     signal.sigwait(_ENDING)

@@ -32,6 +32,7 @@ from flows.run.outcome import ended
 from virnucpro.errors import ConfigurationError, PathNotAllowedError, RunLockedError, VirNucProError, printable
 from virnucpro.knobs import Text
 from virnucpro.pipeline.run.run import new_run_id
+from virnucpro.report.formats import counted
 from virnucpro.store.inbox import (
     FASTA_PATTERNS,
     STILL_CHANGING,
@@ -199,7 +200,7 @@ class _Scan:
 
     def _state(self) -> State[Any]:
         taken = self.counts["taken"]
-        counts = f"{taken:,} run{'' if taken == 1 else 's'} of {self.name} started" + "".join(
+        counts = f"{counted(taken, 'run')} of {self.name} started" + "".join(
             f", {self.counts[state]:,} {state}" for state in _ORDER[1:] if self.counts[state]
         )
         if self.refusal is not None:

@@ -44,6 +44,7 @@ from flows.run.outcome import ended
 from virnucpro.allowed_roots import is_under
 from virnucpro.errors import VirNucProError, printable
 from virnucpro.pipeline.run.removal import remove_old_run
+from virnucpro.report.formats import counted
 from virnucpro.run_layout import FolderLayout
 from virnucpro.telemetry.metrics.options import TEXTFILES
 
@@ -129,9 +130,9 @@ class _Retention:
 
     def _message(self, num_kept: int) -> str:
         size = sum(self.freed_bytes.values()) / 1e9
-        folders = f" and {_counted(len(self.freed_bytes), 'folder')} ({size:,.2f} GB)" if self.folders else ""
+        folders = f" and {counted(len(self.freed_bytes), 'folder')} ({size:,.2f} GB)" if self.folders else ""
         kept = f"; {num_kept:,} kept, see retention-summary" if num_kept else ""
-        runs = _counted(self.num_runs, "run")
+        runs = counted(self.num_runs, "run")
         done = "a dry run: would delete" if self.dry_run else "deleted"
         return f"{done} {runs} that ended before {self.before:%Y-%m-%d %H:%M} UTC{folders}{kept}"
 
@@ -209,10 +210,6 @@ def _pages(
         num_read += len(page)
         if len(page) < size:
             return
-
-
-def _counted(number: int, noun: str) -> str:
-    return f"{number:,} {noun}{'' if number == 1 else 's'}"
 
 
 def _folder(run: FlowRun) -> Path | None:

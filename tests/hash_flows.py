@@ -11,6 +11,7 @@ import json
 import os
 from pathlib import Path
 
+import prefect
 from prefect.concurrency import _leases
 
 import flows.embed
@@ -28,6 +29,7 @@ def control_file(path: Path, **plan) -> Path:
     return path
 
 
+assert os.environ.get("TESTED_PREFECT", prefect.__version__) == prefect.__version__
 if VARIABLE in os.environ:
     _config = fakes.hash_config(weights_path=os.environ[VARIABLE], loader="tests.fakes:load_faulty_model")
     flows.embed.configure_model = lambda *_, **__: _config

@@ -19,6 +19,7 @@ from contextlib import ExitStack, contextmanager, suppress
 from typing import TYPE_CHECKING
 from uuid import UUID
 
+import prefect
 import psutil
 from prefect.client.orchestration import SyncPrefectClient
 from prefect.client.schemas.actions import WorkPoolUpdate
@@ -44,6 +45,8 @@ class PrefectService:
         self.folder = folder
         self.server = ExitStack()
         """Ends the server."""
+        self.server_python = sys.executable
+        """Of its next start."""
         self.url = f"http://{host}:{port}"
         self.password = PASSWORD
         """Of the next start of the server, and of clients."""
@@ -59,6 +62,7 @@ class PrefectService:
             "PREFECT_WORKER_QUERY_SECONDS": "1",
             "PREFECT_RUNNER_POLL_FREQUENCY": "1",
             "OMP_NUM_THREADS": "1",
+            "TESTED_PREFECT": prefect.__version__,  # and no other, tests.hash_flows asserts
             "PYTHONPATH": os.pathsep.join([str(REPOSITORY), *filter(None, [os.environ.get("PYTHONPATH")])]),
             **environ,
         }
@@ -75,7 +79,7 @@ class PrefectService:
             "PREFECT_UI_API_URL": f"{self.url}/api",
         }
         host, _, port = self.url.removeprefix("http://").rpartition(":")
-        command = [sys.executable, "-m", "prefect", "server", "start", "--host", host, "--port", port]
+        command = [self.server_python, "-m", "prefect", "server", "start", "--host", host, "--port", port]
         self.server.enter_context(started(command, log, cwd=self.folder, environ={**self.environ, **settings}))
         wait_until(lambda: is_healthy(self.url), limit_s=START_LIMIT_S, log=log)
 
@@ -86,6 +90,11 @@ class PrefectService:
         time.sleep(seconds)
         self.serve()
         print(f"the server was away for {time.monotonic() - began_s:.0f} s")
+
+    def server_version(self) -> str:
+        """Return the version of Prefect that the server is."""
+        with self.client() as client:
+            return client.request("GET", "/admin/version").json()
 
     def client(self) -> SyncPrefectClient:
         """Return a client of the API, to be used in a ``with``."""

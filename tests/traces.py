@@ -53,10 +53,10 @@ def share_overlapped(copies: Sequence[tuple[float, float]], computations: Sequen
 def spans_by_lane(path: Path) -> dict[str, list[tuple[int, int, int]]]:
     """Return (begin, end, block) of every span about a block in a file of spans, nanoseconds, by lane, by time."""
     lanes: dict[str, list[tuple[int, int, int]]] = {}
-    for line in path.read_text().splitlines()[1:]:
-        lane, _, begin_ns, duration_ns, details = json.loads(line)
-        if "block" in details:
-            lanes.setdefault(lane, []).append((begin_ns, begin_ns + duration_ns, details["block"]))
+    for event in map(json.loads, path.read_text().splitlines()):
+        if "block" in event.get("args", {}):
+            begin_ns, end_ns = (round(1000 * at_us) for at_us in (event["ts"], event["ts"] + event["dur"]))
+            lanes.setdefault(event["cat"], []).append((begin_ns, end_ns, event["args"]["block"]))
     return {lane: sorted(found) for lane, found in lanes.items()}
 
 

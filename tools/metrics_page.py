@@ -6,7 +6,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from flows.exporter import SERVER_METRICS, ServerMetric
-from virnucpro.telemetry.metrics.table import GPU, METRICS, RANK, Metric
+from virnucpro.telemetry.metrics.table import GPU, HOST_METRICS, METRICS, RANK, Metric
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -24,6 +24,12 @@ is a histogram, all others are gauges. Labels are above a table, or in parenthes
 No label holds a sequence id or a path. Each start of a run has its own `run_id`, and counters from zero, except
 `virnucpro_sequences_total` and `virnucpro_contigs_total`. GPU metrics need NVIDIA's driver.
 Made by `python -m tools.metrics_page`.
+"""
+HOST_HEAD = """
+## Of each GPU of a host
+
+Of all GPUs, whether or not a run is there, by the exporter of their host. Labels: `host`, `device` (as nvidia-smi
+numbers it), `uuid`. Never add them to those of runs, which count the same GPUs.
 """
 SERVER_HEAD = """
 ## Of the Prefect server
@@ -55,7 +61,7 @@ def page() -> str:
         labels = f"Labels: {', '.join(f'`{label}`' for label in shared)}.\n\n" if shared else ""
         metrics = [metric for metric in METRICS if section_of(metric) == shared]
         parts.append(f"\n## {title}\n\n{labels}{table(metrics, shared)}")
-    return "".join([*parts, SERVER_HEAD, "\n", table(SERVER_METRICS, ())])
+    return "".join([*parts, HOST_HEAD, "\n", table(HOST_METRICS, GPU), SERVER_HEAD, "\n", table(SERVER_METRICS, ())])
 
 
 if __name__ == "__main__":

@@ -3,10 +3,10 @@ Spans of time of this process, in lanes, each appended to a file as it ends.
 
 Disabled until ``enable``; until then ``with span(...)`` costs a fraction of a microsecond. Memory does not grow, and
 written spans survive the process. The clock is CLOCK_MONOTONIC, shared by the processes of a host.
-``virnucpro.telemetry.trace`` builds the timeline. Recording never fails a run: it ends with a warning instead.
+Recording never fails a run: it ends with a warning instead.
 
-The first line of a file is a JSON object about the process, a span an array ``[lane, name, begin, duration, details]``
-in nanoseconds. If recording ended early, a last object says why.
+A line of a file is an event of Chrome's trace event format: ``virnucpro.telemetry.trace`` only joins them. A span is a
+complete event (``X``, microseconds) in the thread of its lane. If recording ended early, a last event says why.
 """
 
 from __future__ import annotations
@@ -14,6 +14,7 @@ from __future__ import annotations
 import json
 import logging
 import os
+import secrets
 import threading
 import time
 from collections.abc import Sequence
@@ -53,6 +54,10 @@ LANES = (
 )
 """Steps of a worker, in the order of a batch. Spans in one lane of a process never overlap."""
 
+LANES_APART = 100
+"""Thread numbers reserved for each process: viewers need them unique."""
+_MOST_PROCESSES = 40_000_000
+"""So that the numbers of their threads have 32 bits."""
 MOST_SPANS = 250_000
 """Most spans of a process, about 30 MB: more than viewers handle well."""
 
@@ -115,7 +120,7 @@ def enable(
 
     Args:
         folder: For the files of a run; made when absent.
-        process: The worker's ``rank``, ``device`` and ``attempt``.
+        process: The worker's ``model``, ``rank``, ``device`` and ``attempt``.
         block_of: Returns the block of an index position; picklable, for loader processes.
         loader: Number of the loader process; None in the worker itself.
     """
@@ -123,9 +128,8 @@ def enable(
     disable()
     now_ns = time.monotonic_ns()
     begin_ns = _process_begin_ns()
-    head = {**process, "loader": loader, "pid": os.getpid(), "begin_ns": begin_ns}
     try:
-        _recorder = _Recorder(folder / f"process_{os.getpid()}_{now_ns}.jsonl", head, block_of)
+        _recorder = _Recorder(folder / f"process_{os.getpid()}_{now_ns}.jsonl", process, block_of, loader)
     except OSError as error:
         log.warning("spans.unwritable: %s: %s", folder, error.strerror or error)
         return
@@ -164,17 +168,31 @@ def _timed(
         recorder.add(lane, begin_ns, time.monotonic_ns(), about, name, {**details, **failed})
 
 
+def named(what: str, place: Mapping[str, int], name: str, order: int) -> list[dict[str, Any]]:
+    """Return the events that name a ``process`` or ``thread`` of the timeline, and say where it stands."""
+    about = (("name", "name", name), ("sort_index", "sort_index", order))
+    return [{"ph": "M", "name": f"{what}_{end}", **place, "args": {key: value}} for end, key, value in about]
+
+
 class _Recorder:
-    def __init__(self, path: Path, head: Mapping[str, Any], block_of: Callable[[int], int]) -> None:
-        self._head = head
+    def __init__(
+        self, path: Path, process: Mapping[str, Any], block_of: Callable[[int], int], loader: int | None
+    ) -> None:
+        self._process = process
         self._block_of = block_of
         self._path = path
         self._left = MOST_SPANS
         self._lock = threading.Lock()
+        self._number = 2 + secrets.randbelow(_MOST_PROCESSES)  # hosts of a cluster may share numbers of processes
+        self._lanes: set[int] = set()
         path.parent.mkdir(parents=True, exist_ok=True)
         flags = os.O_WRONLY | os.O_APPEND | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW | os.O_CLOEXEC
         self._descriptor: int | None = os.open(path, flags, 0o666)  # minus the umask
-        self._append(head)
+        model, rank, device, attempt = (process[name] for name in ("model", "rank", "device", "attempt"))
+        parts = [model, f"rank {rank}", device, *([f"attempt {attempt}"] if attempt > 1 else [])]
+        parts += [] if loader is None else [f"loader {loader}"]
+        order = 1 + 1000 * rank + 10 * attempt + (0 if loader is None else 1 + loader)
+        self._append(*named("process", self._place(0), f"{', '.join(parts)} (pid {os.getpid()})", order))
 
     def add(
         self,
@@ -192,7 +210,14 @@ class _Recorder:
                 self._end(f"{MOST_SPANS:,} spans of this process are recorded, the limit", at_ns=begin_ns)
                 return
             self._left -= 1
-            self._append([lane, name or lane, begin_ns, end_ns - begin_ns, {**self._facts_of(about), **details}])
+            number = LANES.index(lane)
+            if number not in self._lanes:  # a lane without a name is hidden
+                self._lanes.add(number)
+                self._append(*named("thread", self._place(number), lane, number))
+            times = {"ts": begin_ns / 1000, "dur": (end_ns - begin_ns) / 1000}
+            facts = {**self._facts_of(about), **details}
+            event = {"ph": "X", "cat": lane, "name": name or lane, **times, **self._place(number)}
+            self._append({**event, "args": facts} if facts else event)
 
     def _facts_of(self, about: Batch | Sequence[Record] | None) -> dict[str, int]:
         """Return block, sequences and tokens, as far as known."""
@@ -205,10 +230,14 @@ class _Recorder:
         block = {"block": self._block_of(positions[0])} if positions else {}
         return {**block, "sequences": len(positions), **tokens}
 
-    def _append(self, line: object) -> None:
-        assert self._descriptor is not None, "the file is open"
+    def _place(self, lane: int) -> dict[str, int]:
+        return {"pid": self._number, "tid": self._number * LANES_APART + lane}
+
+    def _append(self, *events: dict[str, Any]) -> None:
+        if self._descriptor is None:
+            return
         try:
-            os.write(self._descriptor, _LINES.encode(line).encode() + b"\n")
+            os.write(self._descriptor, b"".join(_LINES.encode(event).encode() + b"\n" for event in events))
         except OSError as error:  # a missing timeline must not fail the run
             log.warning("spans.unwritable: %s: %s", self._path, error.strerror or error)
             os.close(self._descriptor)
@@ -216,11 +245,12 @@ class _Recorder:
 
     def _end(self, why: str, *, at_ns: int) -> None:
         log.warning("spans.ended: %s", why)
-        self._append({"ended_ns": at_ns, "why": why})
+        at = {"s": "p", "name": "recording ends", "ts": at_ns / 1000}
+        self._append({"ph": "i", **at, **self._place(0), "args": {"why": why}})
         self.close()
 
     def loader_start(self) -> Callable[[int], None]:
-        return partial(enable, self._path.parent, dict(self._head), self._block_of)
+        return partial(enable, self._path.parent, dict(self._process), self._block_of)
 
     def close(self) -> None:
         if self._descriptor is not None:

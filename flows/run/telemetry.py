@@ -175,28 +175,29 @@ def _figures(rank: RankSnapshot, embedding: WorkSnapshot, *, now: float) -> str:
 
 
 class LoggedTenths:
-    """A view that logs a line for every tenth of what ranks compute."""
+    """A view that logs a line for every tenth of what ranks compute; the end of a stage has a line of its own."""
 
     def __init__(self) -> None:
         self._logger = get_run_logger()
-        self._tenths: dict[object, Tenths] = {}
+        self._said: dict[int, tuple[int, float]] = {}
+        """Number of the work -> the tenths of its last line, and when that was."""
 
     def update(self, snapshot: RunSnapshot) -> None:
         """Log how far the work is that began last."""
         embedding = snapshot.embedding
-        if embedding is not None and not embedding.is_over:
-            text = f"{printable(embedding.model)}: {wording.progress_of(embedding)}"
-            self._log(len(snapshot.embeddings), embedding.progress, text)
-
-    def _log(self, work: object, share: float, text: str) -> None:
-        if self._tenths.setdefault(work, Tenths()).due(share):
-            self._logger.info("%s", text)
+        if embedding is None or embedding.is_over:
+            return
+        number, tenths, now_s = len(snapshot.embeddings), int(10 * embedding.progress + 1e-9), time.monotonic()
+        said, said_s = self._said.setdefault(number, (0, now_s))
+        if said < tenths < 10 and now_s - said_s >= LINE_INTERVAL_S:
+            self._said[number] = tenths, now_s
+            self._logger.info("%s", f"{printable(embedding.model)}: {wording.progress_of(embedding)}")
 
     def say(self, text: str) -> None:
         """Do nothing: the log has it."""
 
     def close(self) -> None:
-        """Do nothing: the end of a stage has a line of its own."""
+        """Do nothing: the log has it."""
 
 
 class _Lines(PlainView):
@@ -284,18 +285,3 @@ def _labels() -> dict[str, str]:
         except Exception as error:  # noqa: BLE001  the run is worth more than its label
             get_run_logger().warning("metrics and logs do not name the deployment: %s", error or repr(error))
     return {"flow_run": str(run.id), "deployment": deployment}
-
-
-class Tenths:
-    """When the next line is due; the end of the work has a line of its own."""
-
-    def __init__(self) -> None:
-        self._said, self._said_s = 0, time.monotonic()
-
-    def due(self, share: float) -> int:
-        """Return the percent, a multiple of 10, that a line is due for at *share* of the work, 0 to 1; else 0."""
-        tenths, now_s = int(10 * share + 1e-9), time.monotonic()
-        if not self._said < tenths < 10 or now_s - self._said_s < LINE_INTERVAL_S:
-            return 0
-        self._said, self._said_s = tenths, now_s
-        return 10 * tenths

@@ -367,10 +367,15 @@ def test_a_run_whose_process_is_killed_is_crashed_and_leaves_no_orphan_and_a_ret
     check_it_says_how_to_continue(job, run)
     wait_until(lambda: not open_tasks(service, run), limit_s=30)
     assert {rank.state_name for rank in ranks_of(service, run).values()} == {"Crashed"}
-    with suppress(AssertionError):  # runner and worker each report the crash, and a retry in between runs twice
-        wait_until(lambda: worker.log.read_text().count(f"'{run}' as crashed") > 1, limit_s=15)
+    let_both_report(worker, run)
     retry(service, run)
     job.check_complete(run, before)
+
+
+def let_both_report(worker, run: UUID):
+    """Runner and worker each report a crash; of a plain worker, a second Retry after one in between runs twice."""
+    with suppress(AssertionError):
+        wait_until(lambda: worker.log.read_text().count(f"'{run}' as crashed") > 1, limit_s=15)
 
 
 def retry(service, run: UUID):
@@ -594,6 +599,7 @@ def test_a_prediction_whose_process_is_killed_leaves_no_flow_run_within_it_runni
             ),
             limit_s=RUN_LIMIT_S,
         )
+    let_both_report(worker, run)
     retry(prefect_server, run)
     prefect_server.wait_for_state(run, "Completed", limit_s=RUN_LIMIT_S)
     assert status_of(out).state == "complete"
@@ -604,7 +610,9 @@ def served(job: Job):
     """The flow as ``.serve()`` runs it; yields the serving process and its deployment."""
     service, name = job.service, f"served-{time.monotonic_ns()}"
     log = job.folder / "serve.log"
-    command = [sys.executable, "-c", f"from tests.hash_flows import embed; embed.serve({name!r})"]
+    # a run's process gets the flow pickled, by its name: it would find the one with the real model
+    by_value = "import cloudpickle, flows.embed; cloudpickle.register_pickle_by_value(flows.embed)"
+    command = [sys.executable, "-c", f"{by_value}; from tests.hash_flows import embed; embed.serve({name!r})"]
     environ = {**service.environ, VARIABLE: str(job.control), "VIRNUCPRO_DATA_ROOTS": str(job.folder)}
     with started(command, log, cwd=REPOSITORY, environ=environ) as process:
         wait_until(lambda: "Your flow" in log.read_text(), limit_s=START_LIMIT_S, log=log)

@@ -8,6 +8,7 @@ Screenshots of both widths are left in the test's folder.
 from __future__ import annotations
 
 import json
+import random
 import sys
 import time
 
@@ -21,6 +22,8 @@ from prefect.utilities.callables import parameter_schema
 from flows.embed import embed
 from flows.predict import predict, predict_basic
 from tests.conftest import REPOSITORY
+from tests.faults.processes import RowsFound, compare_rows, make_proteins
+from tests.hash_flows import VARIABLE, control_file
 from tests.prefect_service import PASSWORD, POOL, START_LIMIT_S, started, wait_until
 from virnucpro.run_layout import PredictionLayout
 
@@ -76,10 +79,11 @@ class Page:
         """Press what shows this text, once it is there."""
         self.browser.wait_until(f"{NAMED} if (!one) return false; {PRESS}", kind, text)
 
-    def follow(self, path):
-        """Follow the page's link to a path."""
-        find = "const one = [...document.querySelectorAll('a')].find(one => one.href.endsWith(arguments[0]));"
-        self.browser.wait_until(f"{find} if (!one) return false; {PRESS}", path)
+    def follow(self, text, path):
+        """Follow the link that shows a text, until the page's path has *path*."""
+        find = "const one = [...document.querySelectorAll('a')].find(one => one.innerText.includes(arguments[0]));"
+        self.browser.wait_until(f"{find} if (!one) return false; {PRESS}", text)
+        self.browser.wait_until("return location.pathname.includes(arguments[0])", path)
 
     def menu(self, item):
         """Choose from the menu of a run."""
@@ -297,8 +301,7 @@ def submitted(form, server, name):
 def open_the_report(page, layout, folder):
     """Open the artifact of the report, and by its link the report, which is served over http."""
     page.reload_until("predict-report")
-    page.follow("/artifacts/key/predict-report")
-    page.wait_for("Created predict-report")
+    page.follow("predict-report", "/artifacts/")  # of this run (3.9), or of every run that made one (3.8)
     page.wait_for(f"report.html of {layout.output_dir}")
     page.shoot(folder, "report-artifact")
     links = page.browser.js("return [...document.querySelectorAll('a')].map(one => one.href)")
@@ -306,6 +309,42 @@ def open_the_report(page, layout, folder):
     page.browser.open(link)
     assert page.browser.js("return document.querySelectorAll('table.contigs tbody tr').length") > 20
     page.shoot(folder, "report")
+
+
+@pytest.mark.long
+def test_a_run_does_what_its_buttons_say_on_postgresql(browser, prefect_server, worker, tmp_path):
+    assert prefect_server.environ["PREFECT_SERVER_DATABASE_CONNECTION_URL"].startswith("postgresql")
+    sequences = make_proteins(worker / "in.fasta", random.Random(4), 60)
+    control = control_file(tmp_path / "control.json", slow_s=1.0)
+    (worker / HUNG).touch()
+    deployment = prefect_server.deploy("tests/hash_flows.py:embed", "buttons", **{VARIABLE: str(control)})
+    given = {"fasta_files": [str(worker / "in.fasta")], "output_dir": str(worker / "buttons")}
+    run = prefect_server.start(deployment, **given, hardware={"devices": "cpu", "workers": 1})
+    page = Page(browser, prefect_server)
+    page.open(f"/v2/runs/flow-run/{run}", shows="embed into")
+
+    def press(item, button, state):
+        page.menu(item)
+        page.press(button, DIALOG)
+        prefect_server.wait_for_state(run, state, limit_s=180)
+        page.wait_for(state)
+        page.shoot(tmp_path, state.lower())
+
+    def stop(item, button, state):
+        parts = list((worker / "buttons").glob("work/parts/*"))
+        wait_until(lambda: len(list((worker / "buttons").glob("work/parts/*"))) > len(parts), limit_s=120)
+        process = prefect_server.flow_process(run)
+        press(item, button, state)
+        print(f"{state}, and gone {wait_until(lambda: not process.is_running(), limit_s=60):.1f} s later")
+
+    stop("Pause", "Pause", "Suspended")
+    press("Resume", "Resume", "Running")
+    stop("Cancel", "Cancel Flow Run", "Cancelled")
+    control_file(control)
+    press("Retry", "Retry", "Completed")
+    with prefect_server.client() as client:
+        assert len([state for state in client.read_flow_run_states(run) if state.is_running()]) == 3
+    assert compare_rows(worker / "buttons", sequences) == RowsFound()
 
 
 def test_names_of_runs_and_why_a_run_is_refused_at_once(browser, prefect_server, worker):

@@ -2,14 +2,19 @@
 
 from __future__ import annotations
 
+import re
+import urllib.request
 from datetime import UTC, datetime, timedelta
 from uuid import uuid4
 
+import pytest
 from prefect.client.schemas.objects import FlowRun, State, StateType
 from prefect.settings import PREFECT_API_URL, temporary_settings
 
 from flows import exporter
 from flows.exporter import SERVER_METRICS, ServerCollector, ServerSnapshot, samples_of
+from tests.fake_nvml import FakeGpu, FakeNvml
+from virnucpro.telemetry.metrics.gpu_monitor import HostGpus
 
 NOW = datetime(2026, 11, 24, 12, tzinfo=UTC)
 QUEUE = ("virnucpro", "embed")
@@ -105,3 +110,49 @@ def test_without_an_address_of_the_server_it_does_not_start(capsys):
     with temporary_settings(restore_defaults={PREFECT_API_URL}):
         assert exporter.main(["--port", "0"]) == 78
     assert "PREFECT_API_URL" in capsys.readouterr().err
+
+
+@pytest.fixture
+def served(monkeypatch, capsys):
+    """What the exporter serves to one scrape, from where, and its exit code; it stops by itself."""
+    monkeypatch.setattr(exporter, "HostGpus", lambda: HostGpus(FakeNvml([FakeGpu("GPU-0")])))
+    monkeypatch.setattr(exporter.signal, "pthread_sigmask", lambda *_: None)
+    found = []
+
+    def ask(_signals):
+        (url,) = re.findall(r"http://\S+", capsys.readouterr().err)
+        with urllib.request.build_opener(urllib.request.ProxyHandler({})).open(url, timeout=20) as answer:
+            found.extend([url, answer.read().decode()])
+
+    monkeypatch.setattr(exporter.signal, "sigwait", ask)
+    return lambda *arguments: (exporter.main(["--port", "0", *arguments]), *found)
+
+
+def test_a_host_without_a_server_serves_its_gpus_alone_to_the_network_that_is_named(served):
+    with temporary_settings(restore_defaults={PREFECT_API_URL}):
+        code, url, text = served("--only", "gpus", "--network", "127.0.0.0/8")
+    assert (code, url.startswith("http://127.0.0.1:")) == (0, True)
+    assert 'virnucpro_host_gpu_lost{device="0"' in text
+    assert "virnucpro_prefect_up" not in text
+
+
+@pytest.mark.parametrize(("only", "has_gpus"), [((), True), (("--only", "server"), False)])
+def test_beside_the_server_it_serves_the_counts_with_the_gpus_or_without(served, monkeypatch, only, has_gpus):
+    monkeypatch.setattr(exporter, "get_client", lambda **_: 1 / 0)  # the scrape's thread has not this test's settings
+    with temporary_settings({PREFECT_API_URL: "http://127.0.0.1:9/api"}):
+        code, _, text = served(*only)
+    assert code == 0
+    assert "\nvirnucpro_prefect_up 0.0" in text
+    assert ("virnucpro_host_gpu_lost{" in text) == has_gpus
+
+
+@pytest.mark.parametrize(
+    ("network", "code", "why"),
+    [
+        ("10.1.0.0/40", 78, "metrics network is 10.1.0.0/40: give an IPv4 network such as 10.1.0.0/16, or an address"),
+        ("203.0.113.0/24", 75, "this host has no address in 203.0.113.0/24"),
+    ],
+)
+def test_a_network_that_is_none_or_that_the_host_is_not_in_is_refused(served, capsys, network, code, why):
+    assert served("--only", "gpus", "--network", network) == (code,)
+    assert why in capsys.readouterr().err

@@ -6,6 +6,7 @@ import hashlib
 import io
 import os
 import pickle
+import re
 import shutil
 import struct
 import subprocess
@@ -20,7 +21,6 @@ from virnucpro.errors import ClassifierFileError, ConfigurationError, ExitCode
 from virnucpro.models.classifier import load_classifier
 from virnucpro.models.classifier_files.card import read_card
 from virnucpro.models.classifier_files.conversion import convert_classifier
-from virnucpro.models.classifier_files.pickled import RefusedPickleError, read_pickle
 from virnucpro.models.registry import MODELS
 
 # as the published training script saves: the class is of __main__, and the file holds the module itself
@@ -48,7 +48,6 @@ for _ in range(2):
     model(x)  # in training mode: the batch norm gets statistics of its own
 model.output_layer.weight.data *= 10
 torch.save(model, f"{folder}/500_model.pth")
-torch.save(model, f"{folder}/500_newer.pth", pickle_protocol=4)
 torch.save(model.state_dict(), f"{folder}/300_weights.pth")
 torch.save(model.double(), f"{folder}/500_double.pth")
 torch.save(model.float(), f"{folder}/500_old.pth", _use_new_zipfile_serialization=False)
@@ -83,11 +82,6 @@ def test_the_published_layout_converts_and_gives_the_numbers_of_torch(published,
     sha256 = subprocess.run(["sha256sum", published / "500_model.pth"], capture_output=True, text=True, check=True)
     assert card.source_sha256 == sha256.stdout.split()[0]
     assert sorted(path.name for path in (tmp_path / "mine").iterdir()) == ["card.json", "model.safetensors"]
-
-
-def test_a_newer_pickle_protocol_is_read_too(published, tmp_path):
-    convert_classifier(published / "500_newer.pth", tmp_path / "mine")
-    _assert_equal_to_torch(tmp_path / "mine", published)
 
 
 def test_a_dictionary_of_tensors_is_read_too_and_the_name_gives_the_chunk_length(published, tmp_path):
@@ -161,7 +155,7 @@ class Calls:
 
 def _archive(path, pickled, **entries):
     with zipfile.ZipFile(path, "w") as archive:
-        for name, data in {"data.pkl": pickled, "byteorder": b"little", **entries}.items():
+        for name, data in {"data.pkl": pickled, "byteorder": b"little", "version": b"3\n", **entries}.items():
             archive.writestr(f"model/{name}", data)
 
 
@@ -200,16 +194,15 @@ PLACES = {
 
 @pytest.mark.parametrize("place", PLACES)
 @pytest.mark.parametrize("name", _payloads(""))
-@pytest.mark.parametrize("protocol", [2, 4])
-def test_a_file_that_asks_for_anything_else_is_refused_by_name(name, place, protocol, tmp_path):
+def test_a_file_that_asks_for_anything_else_is_refused_by_name(name, place, tmp_path):
     canary = tmp_path / "canary"
     payload = PLACES[place](_payloads(str(canary))[name])
     path = tmp_path / "500_evil.pth"
-    torch.save(payload, path, pickle_protocol=protocol)
+    torch.save(payload, path)
     what = _refusal(path, tmp_path)
-    asked = {"os.system": "posix.system", "io.open": f"{open.__module__}.open"}.get(name, name)
-    asked = {"subprocess.Popen": "commands.Popen"}.get(asked, asked) if protocol == 2 else asked  # Python 2's name
-    assert f"refused: the file asks for {asked}, which a classifier does not need" in what
+    names = {"os.system": "posix.system", "io.open": f"{open.__module__}.open", "subprocess.Popen": "commands.Popen"}
+    asked = names.get(name, name).removeprefix("builtins.")  # Python 2's names, as pickles of protocol 2 have them
+    assert f"refused: it asks for {asked}; nothing in it was run" in what
     assert not canary.exists()
 
 
@@ -220,40 +213,32 @@ def test_the_payloads_do_run_in_hands_that_trust_them(tmp_path):
     assert canary.exists()
 
 
-GLOBAL_OF = "c{}\n{}\n"
+REFUSED = "nothing in it was run"
 BAD_PICKLES = {
-    "os named outright": ("cos\nsystem\n(Vtouch CANARY\ntR.", "refused: the file asks for os.system"),
-    "INST": ("(Vtouch CANARY\nios\nsystem\n.", "instruction UNICODE"),
-    "INST alone": ("(ios\nsystem\n.", "refused: the file asks for os.system"),
-    "INST of an admitted class": ("(icollections\nOrderedDict\n.", "instruction INST"),
-    "OBJ": ("(ccollections\nOrderedDict\no.", "instruction OBJ"),
-    "EXT1": ("\x82\x01.", "instruction EXT1"),
+    "os named outright": ("cos\nsystem\n(Vtouch CANARY\ntR.", f"it asks for os.system; {REFUSED}"),
+    "INST": ("(Vtouch CANARY\nios\nsystem\n.", REFUSED),
+    "INST of an admitted class": ("(icollections\nOrderedDict\n.", REFUSED),
+    "OBJ": ("(ccollections\nOrderedDict\no.", REFUSED),
+    "EXT1": ("\x82\x01.", REFUSED),
     "a dotted name": ("c__main__\nMLPClassifier.__init__\n.", "asks for __main__.MLPClassifier.__init__"),
     "a class of another module": ("cevil\nMLPClassifier\n.", "asks for evil.MLPClassifier"),
-    "a global of a global": ("ccollections\nOrderedDict\n.", "no tensor|is not in it"),
-    "a call of what was made": ("ccollections\nOrderedDict\n)R)R.", "no global where one should be"),
-    "a call without a tuple": ("ccollections\nOrderedDict\n]R.", "no tuple where one should be"),
-    "__setstate__": ("c__main__\nMLPClassifier\n}X\x0c\x00\x00\x00__setstate__cbuiltins\nset\nsb.", "no new object"),
-    "a state on a module": (
-        "c__main__\nMLPClassifier\n)\x81}X\x0c\x00\x00\x00__setstate__cbuiltins\nset\nsb.",
-        "the module's parts is not in it",
+    "a name that never ends": ("c" + "a" * 5000 + "\nb\n.", "asks for a{100};"),
+    "a global": ("ccollections\nOrderedDict\n.", "is not a published classifier"),
+    "a call of what was made": ("ccollections\nOrderedDict\n)R)R.", REFUSED),
+    "a state that sets a class": (
+        "c__main__\nMLPClassifier\n)\x81}X\x0c\x00\x00\x00__setstate__c__builtin__\nset\nsb.",
+        "is not a published classifier",
     ),
-    "a state that is no dictionary": ("c__main__\nMLPClassifier\n)\x81]b.", "no dictionary where one should be"),
-    "a key that is no text": ("}K\x01K\x01s.", "no text where one should be"),
-    "items of a list": ("]X\x01\x00\x00\x00aK\x01s.", "no dictionary where one should be"),
-    "too little on the stack": ("R.", "damaged"),
-    "a mark as a value": ("((s.", "damaged"),
-    "no mark": ("Nt.", "damaged"),
-    "a memo that is empty": ("h\x05.", "damaged"),
-    "nothing": ("", "damaged"),
-    "no end": ("N", "damaged"),
-    "two objects": ("NN.", "does not end with one object"),
-    "cut short": ("X\x0c\x00\x00\x00abc", "damaged"),
-    "letters that are no UTF-8": ("X\x01\x00\x00\x00\xff.", "damaged"),
-    "a huge text": ("X\xff\xff\xff\x7fabc.", "damaged"),
-    "a huge number": ("\x8b\xff\xff\xff\x7f1.", "damaged"),
-    "a name that never ends": ("c" + "a" * 5000 + "\nb\n.", "asks for a{100},"),
-    "many bytes": ("N" * (1 << 20) + ".", "has 1,048,577 bytes where at most 1,048,576 belong"),
+    "a state that is no dictionary": ("c__main__\nMLPClassifier\n)\x81]b.", "is not a published classifier"),
+    "a key that is no text": ("}K\x01K\x01s.", "is not a published classifier"),
+    "items of a list": ("]X\x01\x00\x00\x00aK\x01s.", REFUSED),
+    "too little on the stack": ("R.", "is not a published classifier"),
+    "a memo that is empty": ("h\x05.", "is not a published classifier"),
+    "nothing": ("", "cannot be read"),
+    "cut short": ("X\x0c\x00\x00\x00abc", "cannot be read"),
+    "letters that are no UTF-8": ("X\x01\x00\x00\x00\xff.", "is not a published classifier"),
+    "a huge text": ("X\xff\xff\xff\x7fabc.", "cannot be read"),
+    "a huge number": ("\x8b\xff\xff\xff\x7f1.", REFUSED),
 }
 
 
@@ -261,10 +246,8 @@ BAD_PICKLES = {
 def test_a_pickle_written_by_hand_is_refused_too(name, tmp_path):
     text, says = BAD_PICKLES[name]
     canary = tmp_path / "canary"
-    path = tmp_path / "500_evil.pth"
-    _archive(path, text.replace("CANARY", str(canary)).encode("latin-1"))
-    with pytest.raises(ClassifierFileError, match=says):
-        convert_classifier(path, tmp_path / "mine")
+    _archive(tmp_path / "500_evil.pth", text.replace("CANARY", str(canary)).encode("latin-1"))
+    assert re.search(says, _refusal(tmp_path / "500_evil.pth", tmp_path))
     assert not canary.exists()
 
 
@@ -324,28 +307,29 @@ def test_an_archive_made_by_hand_converts_so_that_the_refusals_below_mean_someth
 @pytest.mark.parametrize(
     ("reference", "place", "says"),
     [
-        (7, {}, "hidden_layer.weight is no tensor of the form"),
-        ((), {}, "hidden_layer.weight is no tensor of the form"),
-        (("module", torch.nn.Linear, "source.py", "import os"), {}, "no tensor of the form"),
-        (("storage", "torch.FloatStorage", "0", "cpu", 512 * 3328), {}, "no tensor of the form"),
-        (("storage", torch.FloatStorage, 0, "cpu", 512 * 3328), {}, "no tensor of the form"),
-        (("storage", torch.FloatStorage, "0", "cpu", "many"), {}, "no tensor of the form"),
-        (("storage", torch.FloatStorage, "../../etc/passwd", "cpu", 10), {}, "impossible place or shape"),
-        (("storage", torch.FloatStorage, "9", "cpu", 512 * 3328), {}, "the archive has no data/9"),
-        (("storage", torch.FloatStorage, "0", "cpu", 1 << 60), {}, "the pickle says 4,611,686,018,427,387,904"),
-        (("storage", torch.FloatStorage, "0", "cpu", 100), {}, "where at most 400 belong"),
-        (("storage", torch.FloatStorage, "0", "cpu", -1), {}, "impossible place or shape"),
-        (("storage", torch.HalfStorage, "0", "cpu", 512 * 3328), {}, "is a torch.HalfStorage instead of float32"),
-        (("storage", torch.LongStorage, "0", "cpu", 512 * 3328), {}, "is a torch.LongStorage instead of float32"),
-        (GOOD, {"offset": 1}, "larger than what the file holds"),
-        (GOOD, {"offset": -1}, "impossible place or shape"),
-        (GOOD, {"shape": (1 << 40, 3328)}, "larger than what the file holds"),
-        (GOOD, {"shape": (3328, 512), "strides": (1, 3328)}, "not stored row by row"),
-        (GOOD, {"shape": (512, 3328, 1), "strides": (3328, 1, 1)}, "impossible place or shape"),
-        (GOOD, {"shape": (512 * 3328,), "strides": (1,)}, "which is no layer's"),
-        (GOOD, {"shape": (511, 3328)}, "instead of"),
+        (7, {}, "is not a published classifier"),
+        ((), {}, "is not a published classifier"),
+        (("module", torch.nn.Linear, "source.py", "import os"), {}, "nothing in it was run"),
+        (("storage", "torch.FloatStorage", "0", "cpu", 512 * 3328), {}, "is not a published classifier"),
+        (("storage", torch.FloatStorage, "0", "cpu", "many"), {}, "is not a published classifier"),
+        (("storage", torch.FloatStorage, "../../etc/passwd", "cpu", 10), {}, "cannot be read"),
+        (("storage", torch.FloatStorage, "9", "cpu", 512 * 3328), {}, "cannot be read"),
+        (("storage", torch.FloatStorage, "0", "cpu", 100), {}, "cannot be read"),
+        (("storage", torch.FloatStorage, "0", "cpu", -1), {}, "cannot be read"),
+        (("storage", torch.HalfStorage, "0", "cpu", 512 * 3328), {}, "is not of finite numbers in float32"),
+        (("storage", torch.LongStorage, "0", "cpu", 512 * 3328), {}, "cannot be read"),
+        (GOOD, {"offset": 1}, "cannot be read"),
+        (GOOD, {"offset": -1}, "cannot be read"),
+        (GOOD, {"shape": (1 << 40, 3328)}, "cannot be read"),
+        (GOOD, {"shape": (1 << 40, 3328), "strides": (0, 1)}, "does not hold the published classifier"),
+        (GOOD, {"shape": (512, 1 << 40), "strides": (1, 0)}, "states more numbers than it holds"),
+        (GOOD, {"shape": (3328, 512), "strides": (1, 3328)}, "does not hold the published classifier"),
+        (GOOD, {"shape": (512, 3328, 1), "strides": (3328, 1, 1)}, "is not a published classifier"),
+        (GOOD, {"shape": (512 * 3328,), "strides": (1,)}, "is not a published classifier"),
+        (GOOD, {"shape": (511, 3328)}, "does not hold the published classifier"),
         (GOOD, {"shape": (512, 3000), "strides": (3000, 1)}, "takes 3,000 features"),
-        (GOOD, {"shape": (0, 3328)}, "which is no layer's"),
+        (GOOD, {"shape": (0, 3328)}, "does not hold the published classifier"),
+        (GOOD, {"shape": (512, 0)}, "is not of finite numbers"),
     ],
 )
 def test_a_tensor_that_is_not_what_torch_saves_is_refused(reference, place, says, tmp_path):
@@ -353,39 +337,31 @@ def test_a_tensor_that_is_not_what_torch_saves_is_refused(reference, place, says
     assert says in _refusal(tmp_path / "500_odd.pth", tmp_path)
 
 
-@pytest.mark.parametrize(
-    ("name", "says"),
-    [
-        ("hidden_layer.bias", "has no hidden_layer.bias"),
-        ("bn1.running_var", "has no bn1.running_var"),
-    ],
-)
-def test_a_missing_tensor_and_one_too_many_are_named(name, says, tmp_path):
+@pytest.mark.parametrize("name", ["hidden_layer.bias", "bn1.running_var"])
+def test_a_missing_tensor_and_one_too_many_are_named(name, tmp_path):
     state = _state(GOOD)
     other = {**state, "second_layer.weight": state.pop(name)}
     _archive_of(tmp_path / "500_odd.pth", state)
-    assert says in _refusal(tmp_path / "500_odd.pth", tmp_path)
+    assert f"see ['{name}']" in _refusal(tmp_path / "500_odd.pth", tmp_path)
     _archive_of(tmp_path / "500_odd.pth", {**other, **_state(GOOD)})
-    assert "has second_layer.weight besides" in _refusal(tmp_path / "500_odd.pth", tmp_path)
+    assert "see ['second_layer.weight']" in _refusal(tmp_path / "500_odd.pth", tmp_path)
 
 
-def test_numbers_that_are_not_finite_or_of_another_byte_order_are_refused(tmp_path):
+def test_numbers_that_are_not_finite_are_refused(tmp_path):
     numbers = np.zeros(512 * 3328, "<f4")
     numbers[77] = np.nan
     _archive_of(tmp_path / "500_odd.pth", _state(GOOD), numbers.tobytes())
-    assert "hidden_layer.weight has a number that is not finite" in _refusal(tmp_path / "500_odd.pth", tmp_path)
-    _archive_of(tmp_path / "500_odd.pth", _state(GOOD), byteorder=b"big")
-    assert "not little-endian" in _refusal(tmp_path / "500_odd.pth", tmp_path)
+    assert "hidden_layer.weight is not of finite numbers" in _refusal(tmp_path / "500_odd.pth", tmp_path)
 
 
 def test_a_module_of_doubles_is_refused(published, tmp_path):
-    assert "is a torch.DoubleStorage instead of float32" in _refusal(published / "500_double.pth", tmp_path)
+    assert "is not of finite numbers in float32" in _refusal(published / "500_double.pth", tmp_path)
 
 
 @pytest.mark.parametrize("kept", [0, 1, 30, 1000, 100_000, -1000, -22, -1])
 def test_a_file_cut_short_is_refused(published, tmp_path, kept):
     (tmp_path / "500_cut.pth").write_bytes((published / "500_model.pth").read_bytes()[:kept])
-    assert any(word in _refusal(tmp_path / "500_cut.pth", tmp_path) for word in ("truncated", "empty", "no zip"))
+    assert "cut short" in _refusal(tmp_path / "500_cut.pth", tmp_path)
 
 
 def test_flipped_bytes_give_a_refusal_or_the_same_classifier(published, tmp_path):
@@ -408,52 +384,26 @@ def test_flipped_bytes_give_a_refusal_or_the_same_classifier(published, tmp_path
     assert refused > 10
 
 
-def test_a_changed_pickle_gives_a_refusal_or_a_classifier_and_nothing_else(published, tmp_path):
-    with zipfile.ZipFile(published / "500_newer.pth") as archive:
-        original = archive.read("500_newer/data.pkl")
-    assert read_pickle(original)
-    chooser, refused = np.random.default_rng(11), 0
-    for _ in range(500):
-        changed = bytearray(original)
-        for place in chooser.integers(0, len(original), int(chooser.integers(1, 4))).tolist():
-            changed[place] = int(chooser.integers(256))
-        try:
-            read_pickle(bytes(changed))
-        except RefusedPickleError:
-            refused += 1
-    assert 100 < refused < 500
+def test_formats_before_1_6_and_other_files_are_refused(published, tmp_path):
+    assert "no archive of torch.save" in _refusal(published / "500_old.pth", tmp_path)
+    path = tmp_path / "500_other.pth"
+    path.write_bytes(b"<html>log in first</html>")
+    assert "no archive of torch.save" in _refusal(path, tmp_path)
+    with zipfile.ZipFile(path, "w") as archive:
+        archive.writestr("word/document.xml", "")
+    assert "cannot be read" in _refusal(path, tmp_path)
+    _archive_of(path, _state(GOOD), **{"constants.pkl": b""})
+    assert "cannot be read" in _refusal(path, tmp_path)
 
 
-def test_formats_before_1_6_and_other_files_are_told_apart(published, tmp_path):
-    assert "a bare pickle, PyTorch's format before 1.6" in _refusal(published / "500_old.pth", tmp_path)
-    header = b"pickle".ljust(100, b"\0") + b"0000644\0" + bytes(149) + b"ustar\x0000" + bytes(247)
-    for name, data, says in (
-        ("tar", header, "old tar format"),
-        ("text", b"<html>log in first</html>", "not a file of PyTorch"),
-        ("zip", None, "it needs one data.pkl"),
-        ("script", None, "a TorchScript archive"),
-    ):
-        path = tmp_path / f"500_{name}.pth"
-        if data is not None:
-            path.write_bytes(data)
-        elif name == "zip":
-            with zipfile.ZipFile(path, "w") as archive:
-                archive.writestr("word/document.xml", "")
-        else:
-            _archive_of(path, _state(GOOD), **{"constants.pkl": b""})
-        assert says in _refusal(path, tmp_path)
-
-
-def test_compressed_or_overstated_entries_are_refused(tmp_path):
+def test_an_archive_that_unpacks_to_more_than_memory_is_refused(tmp_path):
     path = tmp_path / "500_bomb.pth"
     with zipfile.ZipFile(path, "w", zipfile.ZIP_DEFLATED) as archive:
-        archive.writestr("model/data.pkl", b"N" * (1 << 26))
-    assert "compressed or encrypted" in _refusal(path, tmp_path)
-    _archive_of(path, _state(GOOD))
-    data = path.read_bytes()
-    entry = data.rindex(b"model/data.pkl") - 46  # in the central directory: sizes are 20 bytes in
-    path.write_bytes(data[: entry + 24] + struct.pack("<I", 1 << 31) + data[entry + 28 :])
-    assert "where at most 1,048,576 belong" in _refusal(path, tmp_path)
+        archive.writestr("model/version", "3\n")
+        with archive.open("model/data.pkl", "w") as entry:
+            for _ in range(16):
+                entry.write(b"N" * (1 << 26))
+    assert "damaged: reading it crashes, or takes more time or memory" in _refusal(path, tmp_path)
 
 
 @pytest.mark.timeout(20)
@@ -468,31 +418,6 @@ def test_a_value_that_would_take_forever_to_print_is_refused_at_once(published, 
     assert "its batch norm adds a tuple to the variance" in _refusal(tmp_path / "500_long.pth", tmp_path)
 
 
-def test_an_archive_of_very_many_entries_is_refused_before_they_are_read(tmp_path):
-    path = tmp_path / "500_many.pth"
-    with zipfile.ZipFile(path, "w") as archive:
-        for number in range(2000):
-            archive.writestr(f"model/{number}", "")
-    assert "its list of entries has" in _refusal(path, tmp_path)
-
-
-@pytest.mark.parametrize("place", ["where it belongs", "elsewhere"])
-def test_nor_does_the_second_end_of_a_zip64_archive_hide_how_many_entries_there_are(tmp_path, place):
-    path = tmp_path / "500_many.pth"
-    with zipfile.ZipFile(path, "w") as archive:
-        for number in range(2000):
-            archive.writestr(f"model/{number}", "")
-    data = path.read_bytes()
-    start, listed = len(data) - 22, struct.unpack("<I", data[-10:-6])[0]
-    second = struct.pack("<4sQ2H2I4Q", b"PK\6\6", 44, 45, 45, 0, 0, 2000, 2000, listed, start - listed)
-    leads_to = struct.pack("<4sIQI", b"PK\6\7", 0, start, 1)
-    between = b"" if place == "where it belongs" else struct.pack("<4sQ", b"PK\6\6", 44).ljust(56, b"\0")
-    end = struct.pack("<4s4H2IH", b"PK\5\6", 0, 0, 1, 1, 46, start, 0)  # one entry
-    path.write_bytes(data[:start] + second + between + leads_to + end)
-    says = "its list of entries has" if place == "where it belongs" else "not where torch.save puts it"
-    assert says in _refusal(path, tmp_path)
-
-
 def test_a_file_that_is_absent_or_a_folder_is_one_sentence(tmp_path):
     assert "No such file" in _refusal(tmp_path / "500_absent.pth", tmp_path)
     (tmp_path / "500_folder.pth").mkdir()
@@ -503,15 +428,6 @@ def test_a_file_that_is_absent_or_a_folder_is_one_sentence(tmp_path):
 def test_a_named_pipe_is_one_sentence(tmp_path):
     os.mkfifo(tmp_path / "500_pipe.pth")
     assert "not a regular file" in _refusal(tmp_path / "500_pipe.pth", tmp_path)
-
-
-def test_nothing_of_torch_reads_the_file(published, tmp_path):
-    code = (
-        "import sys; from virnucpro.models.classifier_files.conversion import convert_classifier;"
-        f"convert_classifier({str(published / '500_model.pth')!r}, {str(tmp_path / 'mine')!r});"
-        "print('torch' in sys.modules)"
-    )
-    assert subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True).stdout == "False\n"
 
 
 # --- the recorded run ------------------------------------------------------------------------------------------------

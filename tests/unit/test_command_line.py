@@ -140,7 +140,7 @@ def test_workers_on_contigs_are_shown_with_contigs_and_nucleotides(capsys):
     assert first.endswith("60 %  150 contigs   5,000 nt/s  0:08 left")
     assert every.endswith("60 %  300 contigs  10,000 nt/s  0:08 left")
     assert note == "300 of 1,000 contigs on disk"
-    assert from_json(WorkSnapshot, to_json(work)) == work
+    assert from_json(WorkSnapshot, json.dumps(to_json(work)).encode()) == work
 
 
 BASH = """

@@ -27,14 +27,21 @@ class MadeEvent:
 
 @pytest.fixture
 def folder(tmp_path):
-    spans.enable(tmp_path, {"rank": 0, "device": "cuda:0", "attempt": 1}, block_of=lambda position: position)
+    spans.enable(
+        tmp_path, {"model": "esm2", "rank": 0, "device": "cuda:0", "attempt": 1}, block_of=lambda position: position
+    )
     yield tmp_path
     spans.disable()
 
 
 def recorded(folder):
     (path,) = folder.iterdir()
-    return [json.loads(line) for line in path.read_text().splitlines()[2:]]
+    events = [json.loads(line) for line in path.read_text().splitlines()]
+    return [
+        [one["cat"], one["name"], round(1000 * one["ts"]), round(1000 * one["dur"]), one["args"]]
+        for one in events
+        if "block" in one.get("args", {})
+    ]
 
 
 def marks(tie_at_ms, tie_at_ns, last_ns, *marked):

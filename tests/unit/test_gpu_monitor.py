@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import inspect
+import threading
 import time
 
 import pynvml
@@ -14,8 +15,8 @@ from tests.snapshots import run_snapshot
 from virnucpro.host_gpus import host_tokens
 from virnucpro.pipeline.devices import choose_devices
 from virnucpro.telemetry.metrics import gpu_monitor
-from virnucpro.telemetry.metrics.gpu_monitor import GpuMonitor
-from virnucpro.telemetry.metrics.table import RunCollector
+from virnucpro.telemetry.metrics.gpu_monitor import GpuMonitor, HostGpus
+from virnucpro.telemetry.metrics.table import METRICS, HostCollector, RunCollector
 from virnucpro.telemetry.snapshot import GpuSample
 from virnucpro.this_host import host_name
 
@@ -196,11 +197,17 @@ def test_what_the_driver_does_not_tell_is_absent_by_itself(function, field, abse
     assert differing - {"memory_total_bytes"} == {field}
 
 
-def test_a_gpu_that_falls_off_the_bus_is_absent_and_the_others_stay():
+VALUES = [name for name in vars(FakeNvml) if name.startswith("nvmlDeviceGet") and name[13:16] not in ("UUI", "Han")]
+LOST = [{"lost": True}, {"failing": dict.fromkeys(VALUES, pynvml.NVML_ERROR_GPU_IS_LOST)}]
+"""A GPU that tells nothing, and one that tells its UUID alone."""
+
+
+@pytest.mark.parametrize("how", LOST)
+def test_a_gpu_that_falls_off_the_bus_is_absent_and_the_others_stay(how):
     nvml = four_gpus()
     monitor = GpuMonitor([("cuda:0", "0"), ("cuda:2", "2")], nvml, environ={})
     assert uuids(monitor.sample()) == {"cuda:0": UUIDS[0], "cuda:2": UUIDS[2]}
-    nvml.gpus[0].lost = True
+    vars(nvml.gpus[0]).update(how)
     assert uuids(monitor.sample()) == {"cuda:2": UUIDS[2]}
     monitor.close()
 
@@ -245,6 +252,88 @@ def test_a_driver_that_hangs_holds_up_nobody(monkeypatch):
     monitor.close()
     assert time.monotonic() - began_s < 5
     nvml.goes_on.set()
+
+
+def host_series(gpus):
+    """Name without its prefix -> UUID, reason included -> value, of what the exporter of a host would serve."""
+    series = {}
+    for family in HostCollector(gpus.samples).collect():
+        for sample in family.samples:
+            name = sample.name.removeprefix("virnucpro_host_gpu_")
+            labels = dict(sample.labels)
+            assert labels.pop("host") == host_name()
+            series.setdefault(name, {})[(labels.pop("uuid"), *labels.values())] = sample.value
+    return series
+
+
+def test_a_host_shows_all_its_gpus_with_the_numbers_of_nvidia_smi_and_under_names_of_its_own():
+    nvml = four_gpus(
+        memory_used_bytes=7, memory_total_bytes=141 << 30, power_milliwatts=700_500, temperature_celsius=61
+    )
+    nvml.gpus[2].name = "NVIDIA T400"  # which CUDA would count last
+    nvml.gpus[3].reasons = pynvml.nvmlClocksEventReasonHwPowerBrakeSlowdown
+    series = host_series(HostGpus(nvml))
+    assert series["utilization_ratio"] == {(uuid, str(n)): n / 10 for n, uuid in enumerate(UUIDS)}
+    assert series["memory_used_bytes"][UUIDS[1], "1"] == 7
+    assert series["power_watts"][UUIDS[1], "1"] == 700.5
+    assert {key for key, value in series["throttled"].items() if value} == {(UUIDS[3], "3", "power_brake")}
+    assert series["lost"] == {(uuid, str(n)): 0 for n, uuid in enumerate(UUIDS)}
+    of_runs = {one.name.removeprefix("virnucpro_gpu_") for one in METRICS if one.name.startswith("virnucpro_gpu_")}
+    assert set(series) == {*of_runs, "lost"}
+    assert nvml.threads == {"gpu-monitor"}
+
+
+@pytest.mark.parametrize("how", LOST)
+def test_a_gpu_that_the_host_has_lost_is_said_to_be_and_comes_back(how):
+    nvml, last = four_gpus(), (UUIDS[1], "1")
+    gpus = HostGpus(nvml)
+    host_series(gpus)
+    vars(nvml.gpus[1]).update(how)
+    series = host_series(gpus)
+    assert {key for key, is_lost in series["lost"].items() if is_lost} == {last}
+    assert len(series["lost"]) == 4
+    assert {name for name in series if last in series[name]} == {"lost"}, "no old value of it is served"
+    vars(nvml.gpus[1]).update(lost=False, failing={})
+    assert set(host_series(gpus)["lost"].values()) == {0}
+    nvml.gpus.pop(0)  # opened anew, the driver counts those that are left
+    assert {key for key, is_lost in host_series(gpus)["lost"].items() if is_lost} == {(UUIDS[0], "0")}
+
+
+def test_all_gpus_of_a_host_are_lost_while_its_driver_hangs_and_not_while_it_is_slow(monkeypatch):
+    nvml = four_gpus()
+    gpus = HostGpus(nvml)
+    host_series(gpus)
+    monkeypatch.setattr(gpu_monitor, "ANSWER_LIMIT_S", 0.1)
+    nvml.goes_on.clear()
+    began_s = time.monotonic()
+    series = host_series(gpus)
+    assert time.monotonic() - began_s < 2
+    assert series == {"lost": {(uuid, str(n)): 1 for n, uuid in enumerate(UUIDS)}}
+    nvml.goes_on.set()
+    assert set(host_series(gpus)["lost"].values()) == {0}
+    monkeypatch.setattr(gpu_monitor, "ANSWER_LIMIT_S", 0.5)
+    nvml.goes_on.clear()
+    threading.Timer(0.6, nvml.goes_on.set).start()
+    assert set(host_series(gpus)["lost"].values()) == {0}
+
+
+def test_a_host_without_a_driver_has_no_series_until_there_is_one():
+    nvml = four_gpus()
+    nvml.has_driver = False
+    gpus = HostGpus(nvml)
+    began_s = time.monotonic()
+    assert host_series(gpus) == {}
+    assert time.monotonic() - began_s < gpu_monitor.ANSWER_LIMIT_S
+    nvml.has_driver = True
+    assert len(host_series(gpus)["lost"]) == 4
+
+
+def test_a_gpu_that_is_divided_by_mig_is_one_of_the_host_without_utilisation():
+    unknown = {"nvmlDeviceGetUtilizationRates": pynvml.NVML_ERROR_NOT_SUPPORTED}
+    nvml = FakeNvml([FakeGpu(UUIDS[0], failing=unknown, memory_used_bytes=7, instances=[FakeGpu(MIG)])])
+    series = host_series(HostGpus(nvml))
+    assert series["memory_used_bytes"] == {(UUIDS[0], "0"): 7}
+    assert "utilization_ratio" not in series
 
 
 def test_the_real_nvml_gives_samples_where_there_is_a_driver_and_else_nothing():

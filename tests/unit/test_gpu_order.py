@@ -76,7 +76,9 @@ def test_a_run_that_is_given_up_waits_for_what_is_in_flight(runtime):
 
 
 def test_spans_of_a_gpu_are_recorded_in_order(runtime, tmp_path):
-    spans.enable(tmp_path, {"rank": 0, "device": "cuda:0", "attempt": 1}, block_of=lambda position: position)
+    spans.enable(
+        tmp_path, {"model": "esm2", "rank": 0, "device": "cuda:0", "attempt": 1}, block_of=lambda position: position
+    )
     try:
         list(AsyncInferenceRunner(Sums(), DEVICE).run(batches(3)))
     finally:

@@ -12,6 +12,7 @@ import subprocess
 import types
 import typing
 from collections import Counter
+from pathlib import Path
 
 import pytest
 import yaml
@@ -23,6 +24,7 @@ from grafana_foundation_sdk.models.dashboard import Dashboard, DataTransformerCo
 from grafana_foundation_sdk.models.prometheus import Dataquery
 from typer.main import get_command
 
+from flows import exporter
 from flows.exporter import SERVER_METRICS
 from flows.run.metrics_by_default import MACHINE_FOLDER, OWN_FOLDER
 from tests.conftest import REPOSITORY
@@ -33,7 +35,8 @@ from virnucpro.allowed_roots import DATA_ROOTS
 from virnucpro.cli import command_line
 from virnucpro.knobs import settings_of
 from virnucpro.settings import Monitoring
-from virnucpro.telemetry.metrics.table import METRICS
+from virnucpro.telemetry.metrics.options import TEXTFILES
+from virnucpro.telemetry.metrics.table import HOST_METRICS, METRICS
 from virnucpro.telemetry.worker_logging import LABEL_VARIABLES
 from virnucpro.this_host import HOST_NAME_VARIABLE
 
@@ -57,8 +60,8 @@ EXPORTED = {
     metric.name + suffix: {*metric.labels, *(["le"] if suffix == "_bucket" else []), *TARGET_LABELS}
     for metric in METRICS
     for suffix in (["_bucket", "_sum", "_count"] if metric.kind == "histogram" else [""])
-} | {metric.name: {*metric.labels, "job", "instance"} for metric in SERVER_METRICS}
-"""Series that a run, or the Prefect server's exporter, exports -> their labels."""
+} | {metric.name: {*metric.labels, "job", "instance"} for metric in (*HOST_METRICS, *SERVER_METRICS)}
+"""Series that a run, or the exporter of a host, exports -> their labels."""
 PROMETHEUS_OWN = {"up": {*TARGET_LABELS, "host"}, "ALERTS": {"alertname", "alertstate", "severity", "run_id"}}
 PROMETHEUS_OWN |= {f"process_{what}": {"job", "instance"} for what in ("cpu_seconds_total", "resident_memory_bytes")}
 """Of Prometheus itself, and of the Prefect server's process."""
@@ -201,7 +204,7 @@ def test_the_commented_examples_of_the_settings_are_valid_too(tmp_path):
     (tmp_path / "prometheus.yml").write_text(with_examples)
     jobs = [job["job_name"] for job in yaml.safe_load(with_examples)["scrape_configs"]]
     ours = ["virnucpro", "virnucpro-prefect", "prefect"]
-    assert jobs == [*ours, "virnucpro-fixed-port", "virnucpro-pushgateway", "node"]
+    assert jobs == [*ours, "virnucpro-gpus", "virnucpro-fixed-port", "virnucpro-pushgateway", "node"]
     promtool("check", "config", tmp_path / "prometheus.yml")
 
 
@@ -265,7 +268,7 @@ def test_a_name_that_does_not_exist_is_found():
 
 def test_every_metric_is_on_the_dashboard_or_behind_an_alert():
     asked = " ".join([*dashboard_expressions(), *(rule["expr"] for rule in (ALERTS | RECORDED).values())])
-    exported = {metric.name for metric in (*METRICS, *SERVER_METRICS)}
+    exported = {metric.name for metric in (*METRICS, *HOST_METRICS, *SERVER_METRICS)}
     named = {name for name in exported if re.search(rf"\b{name}(_bucket)?\b", asked)}
     assert exported - named == set()
 
@@ -273,8 +276,8 @@ def test_every_metric_is_on_the_dashboard_or_behind_an_alert():
 def test_the_page_of_metrics_is_made_from_what_is_exported():
     assert metrics_page.PAGE.read_text() == metrics_page.page(), "python -m tools.metrics_page"
     rows = re.findall(r"^\| `(virnucpro_\w+)` \|", metrics_page.page(), re.MULTILINE)
-    assert sorted(rows) == sorted(metric.name for metric in (*METRICS, *SERVER_METRICS))
-    for metric in METRICS:
+    assert sorted(rows) == sorted(metric.name for metric in (*METRICS, *HOST_METRICS, *SERVER_METRICS))
+    for metric in (*METRICS, *HOST_METRICS):
         for word in {"seconds", "bytes", "watts", "hertz", "celsius"} & set(metric.name.split("_")):
             assert word in metric.unit.lower() or metric.unit == "Unix time", metric.name
 
@@ -290,12 +293,14 @@ def test_the_pages_name_only_options_and_variables_that_exist():
     parameters = [each for command in get_command(command_line()).commands.values() for each in command.params]
     commands = re.findall(r"^virnucpro .*$", (OBSERVABILITY / "README.md").read_text(), flags=re.MULTILINE)
     named = set(re.findall(r"(?<![\w-])--[a-z][a-z-]*", " ".join([PAGES, *commands])))
-    assert {"--metrics-port", "--profile"} < named <= {option for each in parameters for option in each.opts}
+    of_exporter = set(re.findall(r'"(--[a-z]+)"', Path(exporter.__file__).read_text()))
+    of_commands = {option for each in parameters for option in each.opts}
+    assert {"--metrics-port", "--profile", "--only"} < named <= of_commands | of_exporter
     variables_named = set(re.findall(r"\bVIRNUCPRO_[A-Z_]+", PAGES))
     assert "VIRNUCPRO_METRICS_TARGETS" in variables_named
     assert variables_named <= {
         *(one.knob.env for one in settings_of(Monitoring) if one.knob.env),
-        *(HOST_NAME_VARIABLE, DATA_ROOTS),
+        *(HOST_NAME_VARIABLE, DATA_ROOTS, TEXTFILES),
     }
 
 
@@ -382,7 +387,7 @@ def test_the_steps_of_the_readme_fit_the_files_beside_it():
     assert f"/d/{json.loads(DASHBOARD.read_text())['uid']}>" in steps
 
 
-def test_every_question_of_a_panel_is_about_the_chosen_run_or_in_the_row_of_the_server():
+def test_every_question_of_a_panel_is_about_the_chosen_run_or_in_a_row_of_the_server_or_of_all_hosts():
     row = ""
     for panel in panels():
         row = panel["title"] if panel["type"] == "row" else row
@@ -390,7 +395,7 @@ def test_every_question_of_a_panel_is_about_the_chosen_run_or_in_the_row_of_the_
             assert not re.search(r"rate\(.*\[(?!\$__rate_interval)", target["expr"])
             selectors = re.findall(r"\b(?:virnucpro_\w+|process_\w+|ALERTS)(\{[^}]*\})?", target["expr"])
             assert selectors
-            if row != "Prefect: all runs of the server":
+            if row not in {"Prefect: all runs of the server", "GPUs of all hosts, with or without a run"}:
                 assert all(re.search(r'run_id=~?"\$run_id\|?"', selector) for selector in selectors), target["expr"]
             else:
                 assert "run_id" not in target["expr"]

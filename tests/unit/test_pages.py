@@ -42,12 +42,13 @@ def test_the_page_of_files_has_every_column_of_the_table_of_contigs():
     assert re.findall(r"^\| `(\w+)` \|", section, flags=re.MULTILINE) == list(COLUMNS)
 
 
-def test_what_works_around_prefect_is_where_the_table_says_and_was_looked_at_with_the_pinned_version():
+def test_what_works_around_prefect_is_where_the_table_says_and_was_looked_at_with_both_pinned_versions():
     text = (REPOSITORY / "CONTRIBUTING.md").read_text()
     section = text.partition("## What works around Prefect\n")[2].partition("\n## ")[0]
-    (pinned,) = re.findall(r"^prefect==(\S+)$", (REPOSITORY / "constraints.txt").read_text(), flags=re.MULTILINE)
-    assert f"in the code of Prefect {pinned};" in section, "look again at each line of the table"
-    rows = re.findall(r"^\| (`.+?) \| .+ \| .+ \|$", section, flags=re.MULTILINE)
+    pins = [(REPOSITORY / name).read_text() for name in ("constraints.txt", "packaging/newest-requirements.txt")]
+    floor, newest = re.findall(r"^prefect==(\S+)$", "\n".join(pins), flags=re.MULTILINE)
+    assert f"in the code of Prefect {floor} and {newest}," in section, "look again at each line of the table"
+    rows = re.findall(r"^\| (`.+?) \| .+ \| .+ \| .+ \|$", section, flags=re.MULTILINE)
     assert len(rows) > 10
     for place in "; ".join(rows).split("; "):
         path, _, names = place.partition(": ")

@@ -11,7 +11,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from jinja2 import UndefinedError
 
-from virnucpro.report.formats import counted, cut, duration, nucleotides, percent, probability
+from virnucpro.report.formats import counted, cut, nucleotides, percent, probability
 from virnucpro.report.html_page import fill, templates
 
 
@@ -122,6 +122,4 @@ def test_numbers_have_units_that_fit():
     lengths = [0, 999, 1000, 48_502, 248_310, 4_641_652, 3_100_000_000]
     written = [nucleotides(number).replace("\u00a0", " ") for number in lengths]
     assert written == ["0 nt", "999 nt", "1.00 kb", "48.5 kb", "248 kb", "4.64 Mb", "3.10 Gb"]
-    seconds = [0.04, 9.94, 10, 59.6, 200, 7500]
-    assert [duration(s) for s in seconds] == ["0.0 s", "9.9 s", "10 s", "1 min 0 s", "3 min 20 s", "2 h 5 min"]
     assert [counted(number, "contig") for number in (0, 1, 1234)] == ["0 contigs", "1 contig", "1,234 contigs"]

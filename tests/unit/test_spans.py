@@ -13,7 +13,7 @@ import pytest
 
 from virnucpro import spans
 
-PROCESS = {"rank": 3, "device": "cuda:1", "attempt": 2}
+PROCESS = {"model": "esm2", "rank": 3, "device": "cuda:1", "attempt": 2}
 BATCH = SimpleNamespace(positions=(40, 41, 57), num_tokens=900)
 
 
@@ -27,9 +27,18 @@ def enable(folder):
     spans.enable(folder, PROCESS, block_of=lambda position: position // 10)
 
 
-def lines(folder):
+def events(folder):
     (path,) = folder.iterdir()
     return [json.loads(line) for line in path.read_text().splitlines()]
+
+
+def lines(folder):
+    """Lane, name, begin and duration in nanoseconds, and details of each span."""
+    return [
+        (one["cat"], one["name"], round(1000 * one["ts"]), round(1000 * one["dur"]), one.get("args", {}))
+        for one in events(folder)
+        if one["ph"] == "X"
+    ]
 
 
 def test_nothing_is_recorded_before_it_is_asked_for(folder):
@@ -59,10 +68,7 @@ def test_a_span_about_records_looks_at_them_when_it_ends(folder):
     records = []
     with spans.span(spans.READING, records, name="reading ahead", bytes=7):
         records.extend(SimpleNamespace(position=position) for position in (25, 26))
-    assert lines(folder)[-1][1:2] + lines(folder)[-1][4:] == [
-        "reading ahead",
-        {"block": 2, "sequences": 2, "bytes": 7},
-    ]
+    assert lines(folder)[-1][1::3] == ("reading ahead", {"block": 2, "sequences": 2, "bytes": 7})
 
 
 def test_a_span_about_nothing_readable_has_no_block(folder):
@@ -74,9 +80,12 @@ def test_a_span_about_nothing_readable_has_no_block(folder):
 
 def test_the_file_says_which_process_it_is_of_and_when_that_began(folder):
     enable(folder)
-    head, start = lines(folder)
-    assert head == {**PROCESS, "loader": None, "pid": os.getpid(), "begin_ns": start[2]}
-    assert start[:2] == ["preparing", "start process"]
+    (start,) = lines(folder)
+    head, *others = events(folder)
+    assert (head["ph"], head["name"]) == ("M", "process_name")
+    assert head["args"]["name"] == f"esm2, rank 3, cuda:1, attempt 2 (pid {os.getpid()})"
+    assert {one["pid"] for one in others} == {head["pid"]}
+    assert start[:2] == ("preparing", "start process")
     seconds = time.time() - psutil.Process().create_time()
     assert (time.monotonic_ns() - start[2]) / 1e9 == pytest.approx(seconds, abs=2)  # boot is known to the second
 
@@ -94,10 +103,10 @@ def test_recording_ends_when_there_are_too_many_and_says_so(folder, monkeypatch,
     for _ in range(20):
         with spans.span(spans.COMPUTE, BATCH):
             pass
-    written = lines(folder)
-    assert len(written) == 1 + 5 + 1
-    assert written[-1]["why"] == "5 spans of this process are recorded, the limit"
-    assert written[-1]["ended_ns"] >= written[-2][2]
+    written, last = lines(folder), events(folder)[-1]
+    assert len(written) == 5
+    assert last["args"]["why"] == "5 spans of this process are recorded, the limit"
+    assert last["ts"] * 1000 >= written[-1][2]
     assert [record.levelname for record in caplog.records] == ["WARNING"]
 
 
@@ -111,7 +120,7 @@ def test_a_full_disk_ends_recording_and_nothing_else(folder, caplog):
             pass
     assert "No space left on device" in caplog.text
     assert len(caplog.records) == 1
-    assert len(lines(folder)) == 2
+    assert len(lines(folder)) == 1
 
 
 def test_a_folder_that_cannot_be_made_records_nothing(tmp_path, caplog):
@@ -134,7 +143,7 @@ def test_threads_do_not_tear_each_others_lines(folder):
         thread.start()
     for thread in threads:
         thread.join()
-    written = lines(folder)[2:]
+    written = lines(folder)[1:]
     assert [sum(line[0] == lane for line in written) for lane in spans.LANES[:4]] == [300] * 4
 
 
@@ -145,10 +154,9 @@ def test_a_loader_process_records_in_a_file_of_its_own(folder):
     start(1)  # as in a process of its own
     with spans.span(spans.READING, [SimpleNamespace(position=31)]):
         pass
-    heads = {}
-    for path in folder.iterdir():
-        first, *rest = (json.loads(line) for line in path.read_text().splitlines())
-        heads[first["loader"]] = (first["rank"], first["device"], rest)
-    assert heads[1][:2] == (3, "cuda:1")
-    assert [line[0] for line in heads[1][2]] == ["reading"]
-    assert heads[1][2][0][4] == {"block": 3, "sequences": 1}
+    found = [[json.loads(line) for line in path.read_text().splitlines()] for path in folder.iterdir()]
+    (of_loader,) = (one for one in found if "loader" in one[0]["args"]["name"])
+    assert of_loader[0]["args"]["name"].startswith("esm2, rank 3, cuda:1, attempt 2, loader 1")
+    (span,) = (event for event in of_loader if event["ph"] == "X")
+    assert (span["cat"], span["args"]) == ("reading", {"block": 3, "sequences": 1})
+    assert len({one[0]["pid"] for one in found}) == 2

@@ -154,7 +154,6 @@ class SequenceIndex:
         *,
         unpack_dir: Path,
         rules: InputRules = DEFAULT_RULES,
-        max_unpacked_bytes: int = DEFAULT_MAX_UNPACKED_BYTES,
     ) -> SequenceIndex:
         """
         Return the index of exactly this input and rules: the existing one if it still fits, else a new one.
@@ -168,9 +167,7 @@ class SequenceIndex:
             index = None
         if index is not None and content_is_intact(index.path) and index.fits(fasta_files, rules):
             return index
-        return cls.build(
-            fasta_files, index_path, unpack_dir=unpack_dir, rules=rules, max_unpacked_bytes=max_unpacked_bytes
-        )
+        return cls.build(fasta_files, index_path, unpack_dir=unpack_dir, rules=rules)
 
     def __len__(self) -> int:
         return len(self.lengths)

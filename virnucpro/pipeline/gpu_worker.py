@@ -92,8 +92,8 @@ def gpu_worker(
         plan = make_plan(index, model_config, device_type=device.type)
         assignment = assignment or Assignment(first=AssignedUnit(blocks=plan.rank_blocks(rank, world_size)))
         if model_config.settings.monitoring.profile:
-            device_label, attempt = own_process.own_label(), assignment.attempt
-            process: dict[str, int | str] = {"rank": rank, "device": device_label, "attempt": attempt}
+            process: dict[str, int | str] = {"model": model_config.model_name, "rank": rank}
+            process |= {"device": own_process.own_label(), "attempt": assignment.attempt}
             spans.enable(layout.spans_dir, process, block_of=plan.block_of)
         load = partial(load_model, model_config, device, results_queue, loaded)
         loaders = loader_processes(model_config, device, tokens=int(plan.tokens.sum()), workers=world_size)

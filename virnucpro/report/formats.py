@@ -45,15 +45,3 @@ def probability(p: float) -> str:
     if 0.999 < p < 1:
         return ">0.999"
     return f"{p:.3f}"
-
-
-def duration(seconds: float) -> str:
-    """Return 0.4 s, 42 s, 3 min 20 s or 2 h 5 min."""
-    if seconds < 10:
-        return f"{seconds:.1f} s"
-    whole_s = round(seconds)
-    minutes, left_s = divmod(whole_s, 60)
-    if minutes == 0:
-        return f"{left_s} s"
-    hours, left_min = divmod(minutes, 60)
-    return f"{hours} h {left_min} min" if hours else f"{minutes} min {left_s} s"

@@ -312,18 +312,12 @@ class RunTelemetry:
     def _leave_files(self) -> None:
         """Write the last figures, and the timeline of a profiled run, which stay in the folder."""
         assert self._layout is not None
-        here = self._layout.output_dir
         try:
             registry = CollectorRegistry()
             registry.register(RunCollector(self.snapshot, names_run=True))  # files of several runs share a folder
             figures = generate_latest(registry)
             durable.write_bytes(self._layout.metrics_textfile, figures)
-            layouts = [work.facts.layout for work in self._works]
-            labels = ["" if layout.output_dir == here else layout.output_dir.name for layout in layouts]
-            spans_dirs = zip(labels, (layout.spans_dir for layout in layouts), strict=True)
-            recorded = [(label, folder) for label, folder in spans_dirs if folder.is_dir()]
-            if recorded:
-                merge_trace(recorded, self._stages_now(), self._layout.trace)
+            merge_trace([work.facts.layout.spans_dir for work in self._works], self._stages_now(), self._layout.trace)
             if self._options.textfiles_dir is not None:
                 durable.write_bytes(Path(self._options.textfiles_dir) / f"virnucpro-{self._run_id}.prom", figures)
         except OutputError as error:

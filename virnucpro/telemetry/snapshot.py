@@ -8,6 +8,7 @@ is, since the long sequences come first.
 
 from __future__ import annotations
 
+from collections.abc import Mapping  # noqa: TC003  pydantic reads it where the status file is checked
 from dataclasses import dataclass, field
 from enum import StrEnum
 from typing import TYPE_CHECKING, Protocol
@@ -15,7 +16,7 @@ from typing import TYPE_CHECKING, Protocol
 from virnucpro.cost import CostRow  # noqa: TC001  which ``get_type_hints`` looks up
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Mapping
+    from collections.abc import Callable
 
     from virnucpro.arrays import IntArray
     from virnucpro.run_layout import FolderLayout
@@ -75,6 +76,14 @@ class GpuSample:
     sm_clock_hertz: float | None = None
     throttle: Mapping[str, bool] = field(default_factory=dict)
     """Reason -> whether it is slowed down by it now."""
+
+    @property
+    def is_lost(self) -> bool:
+        """Whether the driver reports nothing of it."""
+        return self == self.without_values()
+
+    def without_values(self) -> GpuSample:
+        return GpuSample(device=self.device, uuid=self.uuid, host=self.host)
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING, Any
 
 from virnucpro.choices import SequenceKind
 from virnucpro.errors import ConfigurationError, printable
+from virnucpro.knobs import recorded_settings
 from virnucpro.pipeline.prediction.settings import configure_encoder, encoder_settings
 from virnucpro.training.training_knobs import DEFAULT_EPOCHS, LEAST_FRAGMENTS, LENGTHS_NT
 
@@ -151,20 +152,12 @@ class TrainingConfig:
     def settings(self, device_type: str) -> dict[str, Any]:
         """Return what decides the classifier, ready for JSON."""
         return {
-            "name": self.asked.name,
-            "chunk length": self.asked.chunk_nt,
+            **recorded_settings(self.asked),
             "other chunk lengths": list(self.also_chunk_nt),
             "labels by": "names" if self.genomes is None else "table",
             "files of annotated proteins": len(self.annotations),
             "files whose relatives are left out": len(self.leave_out),
-            "fragments": self.asked.num_fragments,
-            "embedded fragments": self.asked.embedded_fragments,
-            "held-out share": self.asked.held_out_share,
             "lengths of fragments": {str(length): weight for length, weight in sorted(self.lengths_nt.items())},
-            "group weights": dict(sorted(self.asked.group_weights.items())),
-            "seed": self.asked.seed,
-            "leave groups out": self.asked.leave_groups_out,
-            "shuffled labels": self.asked.shuffle_labels,
             **{f"classifier {name}": value for name, value in asdict(self.classifier).items()},
             **{f"contig model {name}": value for name, value in asdict(self.contig).items()},
             "contig model hidden_dims": list(self.contig.hidden_dims),  # as JSON gives it back

@@ -255,7 +255,7 @@ def overview() -> Iterator[Any]:
             8,
             "Alerts",
             ("run_id", "rank", "model"),
-            "Alerts of this run, or of the Prefect server, that are pending or firing.",
+            "Alerts of this run, of the Prefect server and of hosts, that are pending or firing.",
         ).no_value("none")
     )
 
@@ -519,39 +519,50 @@ def failures() -> Iterator[Any]:
     )
 
 
-def gpus() -> Iterator[Any]:
-    """The GPUs themselves; no data without an NVIDIA driver."""
-    yield lines(
-        8, "GPU utilisation", "percentunit", query(f"virnucpro_gpu_utilization_ratio{{{GPU}}}", "{{host}} {{device}}")
-    ).max(1)
+def gpus(metrics: str = "virnucpro_gpu", chosen: str = GPU, of: str = "GPU") -> Iterator[Any]:
+    """The GPUs of the run, or other *metrics* of GPUs; no data without an NVIDIA driver."""
+    legend = "{{host}} {{device}}"
+    yield lines(8, f"{of} utilisation", "percentunit", query(f"{metrics}_utilization_ratio{{{chosen}}}", legend)).max(1)
     yield lines(
         8,
-        "GPU memory",
+        f"{of} memory",
         "bytes",
-        query(f"virnucpro_gpu_memory_used_bytes{{{GPU}}}", "{{host}} {{device}} used"),
-        query(f"virnucpro_gpu_memory_total_bytes{{{GPU}}}", "{{host}} {{device}} total"),
+        query(f"{metrics}_memory_used_bytes{{{chosen}}}", f"{legend} used"),
+        query(f"{metrics}_memory_total_bytes{{{chosen}}}", f"{legend} total"),
         about="Of all programs on the GPU.",
     )
-    yield lines(8, "Power", "watt", query(f"virnucpro_gpu_power_watts{{{GPU}}}", "{{host}} {{device}}"))
+    yield lines(8, "Power", "watt", query(f"{metrics}_power_watts{{{chosen}}}", legend))
     yield (
-        lines(8, "Temperature", "celsius", query(f"virnucpro_gpu_temperature_celsius{{{GPU}}}", "{{host}} {{device}}"))
+        lines(8, "Temperature", "celsius", query(f"{metrics}_temperature_celsius{{{chosen}}}", legend))
         .thresholds(steps(GREEN, (80, ORANGE), (90, RED)))
         .thresholds_style(common.GraphThresholdsStyleConfig().mode(values.GraphThresholdsStyleMode.DASHED))
     )
-    yield lines(
-        8, "Multiprocessor clock", "hertz", query(f"virnucpro_gpu_sm_clock_hertz{{{GPU}}}", "{{host}} {{device}}")
-    )
-    seen = f"max by (host, device, reason) (max_over_time(virnucpro_gpu_throttled{{{GPU}}}[$__range])) > 0"
+    yield lines(8, "Multiprocessor clock", "hertz", query(f"{metrics}_sm_clock_hertz{{{chosen}}}", legend))
+    seen = f"max by (host, device, reason) (max_over_time({metrics}_throttled{{{chosen}}}[$__range])) > 0"
     yield states(
         8,
         "Throttling",
         query(
-            f"max by (host, device, reason) (virnucpro_gpu_throttled{{{GPU}}}) and on (host, device, reason) ({seen})",
-            "{{host}} {{device}} {{reason}}",
+            f"max by (host, device, reason) ({metrics}_throttled{{{chosen}}}) and on (host, device, reason) ({seen})",
+            f"{legend} {{{{reason}}}}",
         ),
         {0: ("no", GREY), 1: ("slowed down", ORANGE)},
         "Why a GPU runs below its full clock; only reasons seen in this time range.",
     ).no_value("none")
+
+
+def of_hosts() -> Iterator[Any]:
+    """All GPUs of the hosts that have an exporter, whether or not a run is there."""
+    yield (
+        states(
+            24,
+            "GPUs that do not answer",
+            query("virnucpro_host_gpu_lost", "{{host}} {{device}}"),
+            {0: ("answers", GREEN), 1: ("lost", RED)},
+            "Every GPU that the hosts' exporters have seen. Red: it is lost, or its driver hangs.",
+        ).no_value("no exporter, or no NVIDIA driver")
+    )
+    yield from gpus("virnucpro_host_gpu", "", "Host GPU")
 
 
 def stages() -> Iterator[Any]:
@@ -687,6 +698,7 @@ def make_dashboard() -> model.Dashboard:
         ("Stages", stages()),
         ("Workers", workers()),
         ("Disk", disk()),
+        ("GPUs of all hosts, with or without a run", of_hosts()),
     ):
         number += 1
         made.with_row(dashboard.Row(title).id(number))

@@ -27,7 +27,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 import torch
 
-from virnucpro.errors import ResultError, SequenceError, WeightsError, is_of_memory
+from virnucpro.errors import ResultError, SequenceError, WeightsError, is_of_memory, printable
 from virnucpro.in_child import read_in_child
 
 if TYPE_CHECKING:
@@ -47,6 +47,8 @@ _ROTARY_SUFFIX = ".rot_emb.inv_freq"
 ROTARY_NAME = "rotary_frequencies"
 """The one tensor here that fair-esm keeps in every layer."""
 _ABSENT = -1
+_ASKED_FOR = re.compile(r"GLOBAL (\S+)")
+_MOST_LETTERS = 100
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -93,7 +95,15 @@ def reading_checkpoint(path: Path, kind: str) -> Iterator[None]:
     except WeightsError:
         raise
     except (pickle.UnpicklingError, SafetensorError, ResultError, EOFError, OSError, RuntimeError) as error:
-        reason = str(getattr(error, "what", error)).strip().partition("\n")[0]
+        reason = str(getattr(error, "what", error)).strip().partition("\n")[0] or "it is cut short"
+        if isinstance(error, pickle.UnpicklingError):  # whose first lines say how to run what the file asks for
+            asked = _ASKED_FOR.search(str(error))
+            what = (
+                "it is not a file of weights alone"
+                if asked is None
+                else f"it asks for {printable(asked[1][:_MOST_LETTERS])}"
+            )
+            reason = f"refused: {what}; nothing in it was run"
         raise WeightsError(path.stem, f"{path} cannot be read ({reason}): fetch it again") from error
     except (ArithmeticError, AssertionError, AttributeError, LookupError, TypeError, ValueError, struct.error) as error:
         raise WeightsError(path.stem, f"{path} is not {kind} ({type(error).__name__}: {error})") from error

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any
 from virnucpro import durable
 from virnucpro.data.reading.input_files import input_name
 from virnucpro.errors import printable
-from virnucpro.report.formats import counted, cut, duration, nucleotides, percent, probability, whole
+from virnucpro.report.formats import counted, cut, nucleotides, percent, probability, whole
 from virnucpro.report.html_page import COLOURS, fill_page
 from virnucpro.report.prediction import plots, wording
 from virnucpro.report.prediction.plots import SHADED_REGIONS, longest_regions
@@ -16,6 +16,7 @@ from virnucpro.report.prediction.table import table_values
 from virnucpro.report.prediction.viral_records import find_genes
 from virnucpro.stage_names import PREDICTION
 from virnucpro.store.contig_table import Call
+from virnucpro.telemetry.show.wording import duration
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Sequence

@@ -13,18 +13,16 @@ import json
 import os
 import struct
 from dataclasses import dataclass
-from datetime import datetime
 from typing import TYPE_CHECKING, Any
 
 from virnucpro import run_folders
 from virnucpro.errors import ResultError
-from virnucpro.this_host import host_name
+from virnucpro.this_host import host_name, is_gone, is_same_space
 
 if TYPE_CHECKING:
     from pathlib import Path
 
-_CLOCK_STEP_S = 60.0
-"""Most seconds by which the clock was set since the holder started."""
+_KINDS = {"host": str, "pid": int, "run_id": str, "since": str}
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -52,13 +50,13 @@ def holder_of(lock: Path) -> Holder | None:
         about = _parsed(run_folders.read_at(descriptor, 4096, 0))
         if about is None:
             return None
-        is_here = about["host"] == host_name()
-        is_alive = True if _is_locked(descriptor) else _has_process(about) if is_here else None
+        has_process = is_same_space(about) and not is_gone(about)
+        is_alive = True if _is_locked(descriptor) else has_process if about["host"] == host_name() else None
     except OSError as error:
         raise ResultError(lock, error.strerror or str(error)) from error
     finally:
         os.close(descriptor)
-    return Holder(**about, is_alive=is_alive)
+    return Holder(**{name: about[name] for name in _KINDS}, is_alive=is_alive)
 
 
 def _parsed(data: bytes) -> dict[str, Any] | None:
@@ -66,10 +64,8 @@ def _parsed(data: bytes) -> dict[str, Any] | None:
         about = json.loads(data)
     except (ValueError, RecursionError):
         return None
-    kinds = {"host": str, "pid": int, "run_id": str, "since": str}
-    if not isinstance(about, dict) or not all(type(about.get(name)) is kind for name, kind in kinds.items()):
-        return None
-    return {name: about[name] for name in kinds}
+    is_sound = isinstance(about, dict) and all(type(about.get(name)) is kind for name, kind in _KINDS.items())
+    return about if is_sound else None
 
 
 def _is_locked(descriptor: int) -> bool:
@@ -84,17 +80,3 @@ def _is_locked(descriptor: int) -> bool:
     except OSError:  # a file system without such locks
         return False
     return bool(struct.unpack("@hhqqi0q", answer)[0] != fcntl.F_UNLCK)
-
-
-def _has_process(about: dict[str, Any]) -> bool:
-    """Whether the recorded process is alive; one that started later only reuses its number."""
-    import psutil  # noqa: PLC0415  a run that is over has no process to look for
-
-    try:
-        process = psutil.Process(about["pid"])
-        started = datetime.fromisoformat(about["since"]).timestamp()
-        return process.status() != psutil.STATUS_ZOMBIE and process.create_time() <= started + _CLOCK_STEP_S
-    except psutil.AccessDenied:
-        return True
-    except (psutil.Error, ValueError, OverflowError):
-        return False

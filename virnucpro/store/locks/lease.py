@@ -1,7 +1,7 @@
 """
-Leases: a heartbeat visible to other hosts, and a lock for folders on file systems without ``flock``.
+A lease: the lock of a folder on a file system without ``flock``.
 
-A lease is a small file that its owner keeps rewriting. No clocks are compared: it has expired when an observer has seen
+It is a small file that its owner keeps rewriting. No clocks are compared: it has expired when an observer has seen
 the same content for the length of the lease, by the observer's own clock. An owner may have been suspended and resume
 later; whatever a lease protects must tolerate that.
 """
@@ -15,15 +15,14 @@ import signal
 import threading
 import time
 from contextlib import suppress
-from typing import TYPE_CHECKING, Any, Self
+from typing import TYPE_CHECKING, Any
 
-from virnucpro.durable import writing
 from virnucpro.errors import RunLockedError
 from virnucpro.run_folders import only_regular, read_bytes
 from virnucpro.this_host import is_gone, is_same_space, own_process
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Hashable, Mapping
+    from collections.abc import Callable, Mapping
     from pathlib import Path
 
 LEASE_S = 60.0
@@ -32,88 +31,12 @@ seconds, but may need this long for a new name."""
 RENEWALS_IN_A_LEASE = 6
 
 
-class Lease:
-    """
-    Context manager that renews a lease file in a thread and removes it at its end.
-
-    Args:
-        path: The file; its folder exists.
-        about: The owner, ready for JSON.
-        guard: Called before each renewal; False means another owner has the file, which is then left alone.
-    """
-
-    def __init__(
-        self,
-        path: Path,
-        about: Mapping[str, Any],
-        *,
-        lease_s: float = LEASE_S,
-        guard: Callable[[], bool] = lambda: True,
-    ) -> None:
-        self.path = path
-        self._about = dict(about)
-        self._interval_s = lease_s / RENEWALS_IN_A_LEASE
-        self._guard = guard
-        self._renewals = 0
-        self._lock = threading.Lock()
-        self._ending = threading.Event()
-        self._thread = threading.Thread(target=self._keep, name="lease", daemon=True)
-
-    def renew(self) -> None:
-        """Write new content in place, so that the file always names an owner; OSError where the system refuses."""
-        with self._lock:
-            self._renewals += 1
-            descriptor = only_regular(os.fspath(self.path), os.O_WRONLY | os.O_CREAT)
-            try:
-                write_over(descriptor, {**self._about, "renewals": self._renewals})
-            finally:
-                os.close(descriptor)
-
-    def _keep(self) -> None:
-        while not self._ending.wait(self._interval_s):
-            if not self._guard():
-                return
-            try:
-                self.renew()
-            except OSError as error:  # the folder may come back; if not, another owner rightly takes over
-                _log().warning("lease.not_renewed", path=str(self.path), reason=error.strerror)
-
-    def __enter__(self) -> Self:
-        with writing(self.path):
-            self.renew()
-        self._thread.start()
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        self._ending.set()
-        self._thread.join()
-        if self._guard():
-            with suppress(OSError):
-                self.path.unlink()
-
-
-class ExpiryWatch:
-    """Finds expired leases of other owners by looking repeatedly."""
-
-    def __init__(self, lease_s: float = LEASE_S) -> None:
-        self.lease_s = lease_s
-        self._seen: dict[Hashable, tuple[bytes, float]] = {}
-
-    def has_expired(self, path: Path) -> bool:
-        """Look at a lease file; whether it was unchanged or absent for the length of a lease."""
-        began_s = time.monotonic()
-        content, now_s = _bytes_of(path), time.monotonic()
-        before = self._seen.get(path)
-        has_hung = now_s - began_s > self.lease_s / 3  # the file system hung, for the owner too
-        if before is None or before[0] != content or has_hung:
-            self._seen[path] = content, now_s
-            return False
-        return now_s - before[1] > self.lease_s
-
-
 def read_lease(path: Path) -> dict[str, Any]:
     """Return the owner that a lease or lock file records; empty when unreadable or being written."""
-    return _parsed(_bytes_of(path))
+    try:
+        return _parsed(read_bytes(path))
+    except OSError:
+        return {}
 
 
 def write_over(descriptor: int, about: Mapping[str, Any]) -> None:
@@ -121,13 +44,6 @@ def write_over(descriptor: int, about: Mapping[str, Any]) -> None:
     content = json.dumps(about).encode()
     os.pwrite(descriptor, content, 0)
     os.ftruncate(descriptor, len(content))
-
-
-def _bytes_of(path: Path) -> bytes:
-    try:
-        return read_bytes(path)
-    except OSError:
-        return b""
 
 
 class LeaseLock:
@@ -153,35 +69,62 @@ class LeaseLock:
         self.path = path
         self._owner = secrets.token_hex(8)
         self._about = {**own_process(), **about, "owner": self._owner, "expires_after_s": lease_s}
-        self._lease_s = lease_s
+        self._lease_s, self._interval_s = lease_s, lease_s / RENEWALS_IN_A_LEASE
         self._on_lost = on_lost
         self._is_lost = False
-        self._lease = Lease(path, self._about, lease_s=lease_s, guard=self._is_ours)
+        self._renewals = 0
+        self._ending = threading.Event()
+        self._thread = threading.Thread(target=self._keep, name="lease", daemon=True)
 
     def acquire(self) -> None:
         """Take the lock, or raise ``RunLockedError``; waits only while it is unknown whether the holder is alive."""
-        watch = ExpiryWatch(self._lease_s)
+        seen, seen_s = None, 0.0
         while not self._made():
-            content = _read(self.path)
+            began_s = time.monotonic()
+            content, now_s = _read(self.path), time.monotonic()
             holder = _parsed(content)
             if is_same_space(holder):
                 has_expired = is_gone(holder)
                 renewed = b"" if has_expired else content
             else:
-                has_expired = watch.has_expired(self.path)
-                time.sleep(self._lease_s / RENEWALS_IN_A_LEASE)
+                has_hung = now_s - began_s > self._lease_s / 3  # the file system hung, for the owner too
+                if content != seen or has_hung:
+                    seen, seen_s = content, now_s
+                has_expired = now_s - seen_s > self._lease_s
+                time.sleep(self._interval_s)
                 after = _read(self.path)
                 renewed = b"" if after == content else after
             if renewed:
                 raise RunLockedError(self.path.parent, renewed.decode("utf-8", "replace"))
             if has_expired:
                 self._take_away(content)
-        self._lease.__enter__()
+        self._renew()
+        self._thread.start()
 
     def release(self) -> None:
         """Release the lock, unless another process has taken it."""
         self._is_lost = True  # a loss from now on needs no report
-        self._lease.__exit__()
+        self._ending.set()
+        self._thread.join()
+        if self._is_ours():
+            with suppress(OSError):
+                self.path.unlink()
+
+    def _renew(self) -> None:
+        """Write new content in place, so that the file always names an owner."""
+        self._renewals += 1
+        descriptor = only_regular(os.fspath(self.path), os.O_WRONLY | os.O_CREAT)
+        try:
+            write_over(descriptor, {**self._about, "renewals": self._renewals})
+        finally:
+            os.close(descriptor)
+
+    def _keep(self) -> None:
+        while not self._ending.wait(self._interval_s) and self._is_ours():
+            try:
+                self._renew()
+            except OSError as error:  # the folder may come back; if not, another owner rightly takes over
+                _log().warning("lease.not_renewed", path=str(self.path), reason=error.strerror)
 
     def _made(self) -> bool:
         """Whether this lock owns the file now, also where NFS made the link but reported a failure."""

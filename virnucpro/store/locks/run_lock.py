@@ -26,7 +26,7 @@ from virnucpro.errors import OutputError, RunLockedError
 from virnucpro.run_layout import PredictionLayout, RunLayout
 from virnucpro.store.locks.lease import LEASE_S, LeaseLock, write_over
 from virnucpro.store.locks.worker_lock import end_orphans, forget_workers, try_lock
-from virnucpro.this_host import host_name
+from virnucpro.this_host import own_process
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -118,8 +118,7 @@ class RunLock:
         found = _MARK.search(run_folders.read_at(descriptor, 4096, 0))
         self._mark = found[1].decode() if found else secrets.token_hex(8)
         since = datetime.now(UTC).isoformat(timespec="seconds")
-        about = {"host": host_name(), "pid": os.getpid(), "run_id": self.run_id, "since": since, "mark": self._mark}
-        write_over(descriptor, about)
+        write_over(descriptor, {**own_process(), "run_id": self.run_id, "since": since, "mark": self._mark})
 
     def _release_lease(self) -> None:
         if self._lease is not None:

@@ -1,9 +1,9 @@
 """
-Samples of the run's GPUs from the driver (NVML).
+Samples of a run's GPUs, or of all GPUs of the host, from the driver (NVML).
 
 NVML numbers GPUs by bus position and ignores ``CUDA_VISIBLE_DEVICES``, so a GPU is found by UUID, or by number only
 where CUDA and NVML count alike. Values that the driver does not give are None. One daemon thread makes all calls: a
-driver that hangs, as after a GPU falls off the bus, blocks nothing else.
+driver that hangs, as after a GPU falls off the bus, blocks nothing else. A driver that is not there may come later.
 """
 
 from __future__ import annotations
@@ -24,6 +24,8 @@ if TYPE_CHECKING:
 
 ANSWER_LIMIT_S = 1.0
 """Seconds to wait for a sample; a later one is returned by the next call."""
+HOST_CALLS = 3
+"""Calls without a sample after which the GPUs of a host are lost: a busy driver takes seconds."""
 ORDER_VARIABLE = "CUDA_DEVICE_ORDER"
 NVML_ORDER = "PCI_BUS_ID"
 THROTTLE_REASONS = {
@@ -39,22 +41,23 @@ THROTTLE_REASONS = {
 
 class GpuMonitor:
     """
-    Samples the GPUs of a run; used by one thread.
+    Samples GPUs; used by one thread.
 
     *devices*: label of each worker's device and its ``CUDA_VISIBLE_DEVICES``, empty for the CPU. Workers that share a
-    GPU share its label and its sample.
+    GPU share its label and its sample. None: all GPUs of the host, labelled by number as nvidia-smi has it.
     """
 
     def __init__(
-        self, devices: Sequence[tuple[str, str]], nvml: Any = pynvml, environ: Mapping[str, str] | None = None
+        self, devices: Sequence[tuple[str, str]] | None, nvml: Any = pynvml, environ: Mapping[str, str] | None = None
     ) -> None:
         order = (os.environ if environ is None else environ).get(ORDER_VARIABLE)
-        self._driver = _Driver(nvml, {label: token for label, token in devices if token}, order)
+        tokens = None if devices is None else {label: token for label, token in devices if token}
+        self._driver = _Driver(nvml, tokens, order)
         self._questions: queue.SimpleQueue[bool] = queue.SimpleQueue()
         self._answers: queue.SimpleQueue[tuple[GpuSample, ...]] = queue.SimpleQueue()
         self._is_waiting = False
         self._thread: threading.Thread | None = None
-        if self._driver.tokens:
+        if tokens is None or tokens:
             self._thread = threading.Thread(target=self._answer, name="gpu-monitor", daemon=True)
             self._thread.start()
 
@@ -84,11 +87,34 @@ class GpuMonitor:
             self._thread = None
 
     def _answer(self) -> None:
-        is_there = self._driver.open()
+        is_there = False
         while self._questions.get():
+            is_there = is_there or self._driver.open()
             self._answers.put(self._driver.samples() if is_there else ())
         if is_there:
             self._driver.close()
+
+
+class HostGpus:
+    """
+    Samples all GPUs of this host, whichever program uses them; for any thread.
+
+    A GPU that answered before and does not now is among the samples without a value: lost, or its driver hangs.
+    """
+
+    def __init__(self, nvml: Any = pynvml) -> None:
+        self._monitor = GpuMonitor(None, nvml)
+        self._lock = threading.Lock()
+        self._lost: dict[str, GpuSample] = {}
+        """UUID -> the sample of a GPU that does not answer, for each that ever did."""
+
+    def samples(self) -> tuple[GpuSample, ...]:
+        """Return a sample of each GPU seen so far, within ``HOST_CALLS`` times ``ANSWER_LIMIT_S``."""
+        with self._lock:
+            calls = (self._monitor.sample() for _ in range(HOST_CALLS))
+            answers = {one.uuid: one for one in next(filter(None, calls), ())}
+            self._lost |= {one.uuid: one.without_values() for one in answers.values()}
+            return tuple((self._lost | answers).values())
 
 
 def uuids_of(tokens: Sequence[str], *, nvml: Any = pynvml, environ: Mapping[str, str] | None = None) -> dict[str, str]:
@@ -105,12 +131,12 @@ def uuids_of(tokens: Sequence[str], *, nvml: Any = pynvml, environ: Mapping[str,
 
 
 class _Driver:
-    """NVML, for one thread; the keys of *tokens* are the labels of the sampled GPUs."""
+    """NVML, for one thread; the keys of *tokens* are the labels of the sampled GPUs, None: of all, by number."""
 
-    def __init__(self, nvml: Any, tokens: Mapping[str, str], order: str | None) -> None:
+    def __init__(self, nvml: Any, tokens: Mapping[str, str] | None, order: str | None) -> None:
         self._nvml = nvml
         self._order = order
-        self.tokens = tokens
+        self._tokens = tokens
         self.reported: dict[str, str] = {}
         """Label -> UUID reported by its worker."""
         self._found: dict[str, tuple[str | None, Any]] = {}
@@ -128,9 +154,12 @@ class _Driver:
             self._nvml.nvmlShutdown()
 
     def samples(self) -> tuple[GpuSample, ...]:
-        handles = [(label, self._handle(label)) for label in self.tokens]
+        if self._tokens is None:
+            handles = [(str(number), handle) for number, handle in enumerate(self._handles())]
+        else:
+            handles = [(label, self._handle(label)) for label in self._tokens]
         samples = (self._sample(label, handle) for label, handle in handles if handle is not None)
-        return tuple(sample for sample in samples if sample is not None)
+        return tuple(sample for sample in samples if not (sample is None or sample.is_lost))
 
     def uuid(self, label: str) -> str | None:
         """Return the UUID of a GPU, None where it is uncertain."""
@@ -140,7 +169,8 @@ class _Driver:
     def _handle(self, label: str) -> Any:
         reported = self.reported.get(label)
         if label not in self._found or self._found[label][0] != reported:
-            self._found[label] = reported, self._look_for(self.tokens[label], reported)
+            assert self._tokens is not None
+            self._found[label] = reported, self._look_for(self._tokens[label], reported)
         return self._found[label][1]
 
     def _look_for(self, token: str, reported: str | None) -> Any:
@@ -181,8 +211,8 @@ class _Driver:
         megahertz = self._query("nvmlDeviceGetClockInfo", handle, nvml.NVML_CLOCK_SM)
         reasons = self._query("nvmlDeviceGetCurrentClocksEventReasons", handle)
         uuid = self._query("nvmlDeviceGetUUID", handle)
-        if uuid is None or all(value is None for value in (rates, memory, milliwatts, celsius, megahertz, reasons)):
-            return None  # lost
+        if uuid is None:
+            return None
         return GpuSample(
             device=label,
             uuid=uuid,

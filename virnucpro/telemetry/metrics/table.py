@@ -1,8 +1,8 @@
 """
 Every metric of a run, declared once: name, kind, unit, labels, help, and how a ``RunSnapshot`` gives its values.
 
-``RunCollector`` reads them at each scrape. Names follow Prometheus: base units, ``_total`` on counters, and no label
-whose values grow with the input.
+``RunCollector`` reads them at each scrape, ``HostCollector`` those of GPUs for a whole host, under other names. Names
+follow Prometheus: base units, ``_total`` on counters, and no label whose values grow with the input.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Histo
 from prometheus_client.registry import Collector
 
 from virnucpro.config import torch_version
-from virnucpro.telemetry.snapshot import CONTIGS, SEQUENCES
+from virnucpro.telemetry.snapshot import CONTIGS, SEQUENCES, RunSnapshot
 from virnucpro.telemetry.worker_logging import LABEL_VARIABLES, started_by
 
 if TYPE_CHECKING:
@@ -30,7 +30,6 @@ if TYPE_CHECKING:
         BatchSeconds,
         GpuSample,
         RankSnapshot,
-        RunSnapshot,
         StageSnapshot,
         WorkSnapshot,
     )
@@ -235,6 +234,12 @@ METRICS = (
            ("run_id", "model", "precision", "token_budget", "workers", *LABEL_VARIABLES), _run_info,
            "What is computed, how, and by which flow run and deployment of Prefect; always 1."),
 )
+HOST_METRICS = (
+    *(replace(one, name=one.name.replace("virnucpro_gpu", "virnucpro_host_gpu"))
+      for one in METRICS if one.labels[:len(GPU)] == GPU),
+    _of_gpus("virnucpro_host_gpu_lost", "gauge", "0 or 1", lambda gpu: gpu.is_lost,
+             "1 for a GPU that the exporter has seen and that does not answer now: lost, or its driver hangs; else 0."),
+)
 # fmt: on
 
 
@@ -244,6 +249,8 @@ class RunCollector(Collector):
 
     *names_run*: Each series has the label ``run_id``, which a scraped run gets from its target.
     """
+
+    metrics: tuple[Metric, ...] = METRICS
 
     def __init__(self, snapshot: Callable[[], RunSnapshot], *, names_run: bool = False) -> None:
         self._snapshot, self._names_run = snapshot, names_run
@@ -255,13 +262,26 @@ class RunCollector(Collector):
     def collect(self) -> Iterator[MetricFamily]:
         """Yield every metric that has a series now."""
         snapshot = self._snapshot()
-        for metric in METRICS:
+        for metric in self.metrics:
             samples = list(metric.read(snapshot))
             if self._names_run and "run_id" not in metric.labels:
                 metric = replace(metric, labels=("run_id", *metric.labels))  # noqa: PLW2901
                 samples = [((snapshot.run_id, *labels), value) for labels, value in samples]
             if samples:
                 yield _family(metric, samples)
+
+
+class HostCollector(RunCollector):
+    """Gives the metrics of a host's GPUs; *samples* is called in the thread of the scrape."""
+
+    metrics = HOST_METRICS
+
+    def __init__(self, samples: Callable[[], tuple[GpuSample, ...]]) -> None:
+        nothing = RunSnapshot(
+            run_id="", output_dir="", started=0, now=0, stages=(), embeddings=(), gpus=(),
+            disk_free_bytes=None, disk_size_bytes=None,
+        )  # fmt: skip
+        super().__init__(lambda: replace(nothing, gpus=samples()))
 
 
 def _family(metric: Metric, samples: list[tuple[Labels, Value]]) -> MetricFamily:

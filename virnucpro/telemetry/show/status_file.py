@@ -11,28 +11,26 @@ import json
 import math
 import os
 import time
-import types
-from collections.abc import Mapping
 from contextlib import suppress
-from dataclasses import MISSING, dataclass, fields, is_dataclass
-from enum import StrEnum
-from typing import TYPE_CHECKING, Any, TypeVar, Union, get_args, get_origin, get_type_hints
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any, Literal, TypeVar
+
+from pydantic import TypeAdapter, ValidationError
+from pydantic_core import to_jsonable_python
 
 from virnucpro import durable
 from virnucpro.errors import ResultError
 from virnucpro.run_folders import only_regular
-from virnucpro.telemetry.snapshot import RunSnapshot
+from virnucpro.telemetry.snapshot import RunSnapshot  # noqa: TC001  as there, for pydantic
 from virnucpro.this_host import host_name
 
 if TYPE_CHECKING:
     from pathlib import Path
 
-FORMAT = 1
 WRITE_INTERVAL_S = 2.0
 """Least seconds between two versions of the file."""
 _MOST_BYTES = 16 * 2**20
-_MOST_WHOLE = 2**63
-_MOST = 1e15
+_MOST = 2**63
 
 Read = TypeVar("Read")
 
@@ -44,7 +42,7 @@ class SavedStatus:
     host: str
     pid: int
     snapshot: RunSnapshot
-    format: int = FORMAT
+    format: Literal[1] = 1
 
 
 class StatusFile:
@@ -93,7 +91,7 @@ def read_status(path: Path) -> SavedStatus | None:
     try:
         with open(path, "rb", opener=only_regular) as file:
             data = file.read(_MOST_BYTES)
-        return from_json(SavedStatus, json.loads(data))
+        return from_json(SavedStatus, data)
     except FileNotFoundError:
         return None
     except OSError as error:
@@ -103,52 +101,22 @@ def read_status(path: Path) -> SavedStatus | None:
 
 
 def to_json(value: Any) -> Any:
-    """Return a dataclass of plain values as objects, lists, strings and numbers."""
-    if is_dataclass(value):
-        return {field.name: to_json(getattr(value, field.name)) for field in fields(value)}
-    if isinstance(value, Mapping):
-        return {str(key): to_json(item) for key, item in value.items()}
-    if isinstance(value, (tuple, list)):
-        return [to_json(item) for item in value]
-    if isinstance(value, float) and not math.isfinite(value):
-        return None
-    return value
+    """Return a dataclass of plain values as objects, lists, strings and numbers; None for those that JSON lacks."""
+    return to_jsonable_python(value, inf_nan_mode="null")
 
 
-def from_json(kind: type[Read], data: Any) -> Read:
+def from_json(kind: type[Read], data: bytes) -> Read:
     """Return the dataclass that ``to_json`` made *data* of; ``ValueError`` for a value missing or of another kind."""
-    return _read(kind, data, kind.__name__)  # type: ignore[no-any-return]
+    json.loads(data, parse_int=_checked, parse_float=_checked, parse_constant=_checked)
+    try:
+        return TypeAdapter(kind).validate_json(data, strict=True)
+    except ValidationError as error:
+        first = error.errors()[0]
+        raise ValueError(f"{'.'.join(map(str, first['loc']))}: {first['msg']}") from None
 
 
-def _read(kind: Any, data: Any, where: str) -> Any:
-    if is_dataclass(kind):
-        return _read_fields(kind, data, where)
-    arguments = get_args(kind)
-    if get_origin(kind) in {Union, types.UnionType}:
-        return None if data is None else _read(next(one for one in arguments if one is not type(None)), data, where)
-    if get_origin(kind) is tuple and isinstance(data, list):
-        return tuple(_read(arguments[0], item, where) for item in data)
-    if get_origin(kind) is Mapping and isinstance(data, dict):
-        return {key: _read(arguments[1], item, f"{where} {key!r}") for key, item in data.items()}
-    if isinstance(kind, type) and issubclass(kind, StrEnum) and isinstance(data, str):
-        return kind(data)
-    if kind is float and type(data) in {int, float} and abs(data) <= _MOST:  # which NaN is not
-        return float(data)
-    if kind in {str, int, bool} and type(data) is kind and not (kind is int and abs(data) >= _MOST_WHOLE):
-        return data
-    raise ValueError(f"{where} is no {getattr(kind, '__name__', kind)}")
-
-
-def _read_fields(kind: Any, data: Any, where: str) -> Any:
-    if not isinstance(data, dict):
-        raise ValueError(f"{where} is no object")  # noqa: TRY004  a value of the file, not of a caller
-    if kind is SavedStatus and data.get("format") != FORMAT:
-        raise ValueError(f"its format is not {FORMAT}")
-    hints = get_type_hints(kind, localns={"Mapping": Mapping, "RunSnapshot": RunSnapshot})
-    values = {}
-    for field in fields(kind):
-        if field.name in data:
-            values[field.name] = _read(hints[field.name], data[field.name], f"{where}.{field.name}")
-        elif field.default is MISSING and field.default_factory is MISSING:
-            raise ValueError(f"{where}.{field.name} is missing")
-    return kind(**values)
+def _checked(number: str) -> float:
+    """Refuse what is no number, and numbers that times and counts cannot have."""
+    if not abs(found := float(number)) <= _MOST:
+        raise ValueError("a number is out of bounds")
+    return found

@@ -29,7 +29,7 @@ if TYPE_CHECKING:
     from virnucpro.arrays import BoolArray, DoubleArray, IntArray
     from virnucpro.store.manifest import PredictionManifest
     from virnucpro.training.evaluation.tools import Tool
-    from virnucpro.training.genomes.delimited_tables import Problems, Row
+    from virnucpro.training.genomes.delimited_tables import Row, TableProblems
 
 LABELS = LABEL_WORDS | {"1": True, "0": False, "non-viral": False, "not virus": False}
 """Lower-case label -> whether a contig is viral."""
@@ -136,33 +136,33 @@ def read_truth(path: Path) -> KnownContigs:
     )
 
 
-def is_new_id(contig: str, row: Row, lines: dict[str, int], problems: Problems) -> bool:
+def is_new_id(contig: str, row: Row, lines: dict[str, int], problems: TableProblems) -> bool:
     """Record an id's line; report a missing or repeated id."""
     if not contig:
-        problems.add(row.line, "no id", "give every contig its id")
+        problems.note(row.line, "no id", "give every contig its id")
         return False
     if contig in lines:
         what = f"duplicate id, first at {problems.path}:{lines[contig]}"
-        problems.add(row.line, what, "keep one line a contig", sequence_id=contig)
+        problems.note(row.line, what, "keep one line a contig", sequence_id=contig)
         return False
     lines[contig] = row.line
     return True
 
 
-def _is_viral(label: str, line: int, problems: Problems) -> bool:
+def _is_viral(label: str, line: int, problems: TableProblems) -> bool:
     is_viral = LABELS.get(label.lower())
     if is_viral is None:
         what = f"label {shown(label)!r} is not known" if label else "no label"
-        problems.add(line, what, f"write one of {', '.join(LABELS)}")
+        problems.note(line, what, f"write one of {', '.join(LABELS)}")
     return bool(is_viral)
 
 
-def _length_nt(text: str, line: int, problems: Problems) -> int:
+def _length_nt(text: str, line: int, problems: TableProblems) -> int:
     if not text:
         return UNKNOWN_NT
     length_nt = whole_number(text)
     if not length_nt:
-        problems.add(
+        problems.note(
             line, f"length {shown(text)!r} is not a number of nucleotides", "write a whole number, or leave it empty"
         )
         return UNKNOWN_NT
@@ -267,7 +267,7 @@ def _number(row: Row, place: int, table: DelimitedTable, contig: str) -> float:
         number = math.inf
     if not abs(number) <= MOST_SCORE:
         what = f"{shown(table.columns[place])} {shown(text)!r} is not a number from -{MOST_SCORE:g} to {MOST_SCORE:g}"
-        table.problems.add(row.line, what, "write a number, or leave it empty", sequence_id=contig)
+        table.problems.note(row.line, what, "write a number, or leave it empty", sequence_id=contig)
     return number
 
 

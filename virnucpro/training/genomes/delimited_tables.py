@@ -11,9 +11,10 @@ import csv
 import io
 import itertools
 from collections import Counter
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
+from virnucpro.data.reading.problems import Problems
 from virnucpro.data.reading.text_files import open_text
 from virnucpro.errors import BadInputError, InputProblem, PathNotAllowedError
 
@@ -44,27 +45,21 @@ class Row:
     """Without surrounding blanks."""
 
 
-@dataclass
-class Problems:
+class TableProblems(Problems):
     """The problems of a table, collected to be reported together."""
 
-    path: Path
-    found: list[InputProblem] = field(default_factory=list)
+    def __init__(self, path: Path) -> None:
+        super().__init__()
+        self.path = path
 
-    def add(self, line: int | None, what: str, remedy: str, *, sequence_id: str | None = None) -> None:
-        """Record a problem; raise when the limit is reached."""
-        if len(self.found) == BadInputError.MAX_PROBLEMS:
-            raise BadInputError(self.found, more=True)
-        self.found.append(InputProblem(str(self.path), line, what, remedy, sequence_id))
+    def note(self, line: int | None, what: str, remedy: str, *, sequence_id: str | None = None) -> None:
+        self.add(InputProblem(str(self.path), line, what, remedy, sequence_id))
 
     def refuse(self, line: int | None, what: str, remedy: str) -> Never:
         """Raise, with a problem after which nothing can be read."""
-        self.add(line, what, remedy)
-        raise BadInputError(self.found)
-
-    def raise_if_any(self) -> None:
-        if self.found:
-            raise BadInputError(self.found)
+        self.note(line, what, remedy)
+        self.raise_if_any()
+        raise AssertionError("there is one")
 
 
 class DelimitedTable:
@@ -76,7 +71,7 @@ class DelimitedTable:
 
     def __init__(self, path: Path, *, unquoted_headers: Sequence[tuple[str, ...]] = ()) -> None:
         self.path = path
-        self.problems = Problems(path)
+        self.problems = TableProblems(path)
         self._row_characters = 0
         self._lines = self._read_lines()
         header = next(self._lines, "")

@@ -18,6 +18,7 @@ from typing import TYPE_CHECKING
 
 from virnucpro.data.fasta import DNA_LETTERS
 from virnucpro.data.index.build import check_readable
+from virnucpro.data.reading.problems import Problems
 from virnucpro.errors import BadInputError, InputProblem, printable
 from virnucpro.training.genomes.delimited_tables import DelimitedTable, shown
 from virnucpro.training.genomes.records import Genome, organism_of, read_records, source_of
@@ -26,7 +27,7 @@ if TYPE_CHECKING:
     from collections.abc import Sequence
     from pathlib import Path
 
-    from virnucpro.training.genomes.delimited_tables import Problems
+    from virnucpro.training.genomes.delimited_tables import TableProblems
     from virnucpro.training.genomes.records import Record
 
 _VIRAL = ("virus", "viruses", "viral", "phage", "phages")
@@ -130,19 +131,19 @@ def read_labelled(files: Sequence[Path], table: Path | None = None) -> LabelledI
     """Read every record with its label, from *table* or, if it has no line there, from its file's name."""
     labels = None if table is None else read_labels(table)
     genomes: list[LabelledGenome] = []
-    problems: list[InputProblem] = []
+    problems = Problems()
     for path in files:
         by_name = label_of_name(path) if labels is None else _label_of_name_or_none(path)
         for record in _records(path):
             label = (labels and labels.of(record.accession, path)) or by_name
             if label is None:
                 what, remedy = f"no line of {table} is for this record", "add a line with its id, or its file"
-                problems.append(InputProblem(str(path), record.line, what, remedy, record.accession))
+                problems.add(InputProblem(str(path), record.line, what, remedy, record.accession))
             else:
                 genomes.append(_labelled(record, label, path))
-    if labels is not None:
-        problems = [*labels.unused(), *problems]
-    _raise_if_any(problems)
+    for problem in labels.unused() if labels is not None else ():
+        problems.add(problem)
+    problems.raise_if_any()
     _refuse_groups_of_both_labels(genomes, str(table or files[0]))
     return _each_once(genomes, str(table or files[0]))
 
@@ -174,20 +175,14 @@ def _records(path: Path) -> list[Record]:
     except (OSError, UnicodeDecodeError) as error:
         what = getattr(error, "strerror", None) or "not a FASTA file of ASCII text"
         raise BadInputError([InputProblem(str(path), None, what, "give files of genomes")]) from error
-    problems = []
+    problems = Problems()
     for record in records:
         odd = _OTHER_LETTER.search(record.letters)
         if not record.accession or odd is not None:
             what = f"the letter {odd[0]!r} is not a DNA letter" if odd is not None else "a header without an accession"
-            problems.append(InputProblem(str(path), record.line, what, "fix the record", record.accession or None))
-    _raise_if_any(problems)
+            problems.add(InputProblem(str(path), record.line, what, "fix the record", record.accession or None))
+    problems.raise_if_any()
     return records
-
-
-def _raise_if_any(problems: list[InputProblem]) -> None:
-    if problems:
-        more = len(problems) > BadInputError.MAX_PROBLEMS
-        raise BadInputError(problems[: BadInputError.MAX_PROBLEMS], more=more)
 
 
 def _labelled(record: Record, label: Label, path: Path) -> LabelledGenome:
@@ -254,20 +249,22 @@ def read_labels(path: Path) -> Labels:
     return labels
 
 
-def _add(labels: Labels, row: dict[str, str], line: int, problems: Problems) -> None:
+def _add(labels: Labels, row: dict[str, str], line: int, problems: TableProblems) -> None:
     word, accession, file = row["label"].lower(), row["accession"], row["file"]
     if word not in LABEL_WORDS:
-        problems.add(line, f"the label {shown(word)!r} is not known", f"write {_listed(_VIRAL)}, or {_listed(_OTHERS)}")
+        problems.note(
+            line, f"the label {shown(word)!r} is not known", f"write {_listed(_VIRAL)}, or {_listed(_OTHERS)}"
+        )
         return
     if not accession and not file:
-        problems.add(line, "neither accession nor file is given", "write one")
+        problems.note(line, "neither accession nor file is given", "write one")
         return
     is_virus = LABEL_WORDS[word]
     label = Label(is_virus=is_virus, group=row["group"] or (VIRUS if is_virus else NONVIRAL), genome=row["genome"])
     names, name = (labels.by_accession, accession) if accession else (labels.by_file, file)
     before = names.setdefault(name, (label, line))
     if before[0] != label:
-        problems.add(line, f"{name} has another label in line {before[1]}", "remove one of them")
+        problems.note(line, f"{name} has another label in line {before[1]}", "remove one of them")
 
 
 def _listed(words: Sequence[str]) -> str:
