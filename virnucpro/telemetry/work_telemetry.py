@@ -266,7 +266,7 @@ class WorkTelemetry:
         rank.peak_bytes, rank.peak_gpu_bytes = max(rank.peak_bytes, resident_bytes), max(rank.peak_gpu_bytes, gpu_bytes)
 
     def cost(self) -> list[CostRow]:
-        """Return what each worker has cost; work of the run's own process is part of that process's row of the stage."""
+        """Return what each worker has cost; work of the run's own process is part of the row of its stage."""
         with self._lock:
             return [self._cost_of(rank) for rank in self.ranks if rank.attempts]
 
