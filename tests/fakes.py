@@ -101,7 +101,8 @@ def load_faulty_model(weights_path, device, *, precision="fp32"):
     files beside the JSON, so that a new process sees what the earlier ones did); ``poison``: sequence -> how, for
     batches that hold it, in every process; ``while_loading``: how to fail instead of giving a model; ``gate``: a file
     without which no batch is computed; ``failures_first``: how often that worker fails before the others compute
-    anything, or they may have done its work before it starts; ``loads``: note beside it which process loads a model.
+    anything, or they may have done its work before it starts; ``burn_s``: processor seconds of a batch; ``loads``:
+    note beside it which process loads a model.
     """
     plan = json.loads(Path(weights_path).read_text())
     if plan.get("loads"):
@@ -117,6 +118,9 @@ def load_faulty_model(weights_path, device, *, precision="fp32"):
             with Path(weights_path).with_suffix(".calls").open("a") as file:
                 file.write(json.dumps({"pid": os.getpid(), "sequences": sequences}) + "\n")
         time.sleep(slow_s)
+        burnt_s = time.process_time() + plan.get("burn_s", 0)
+        while time.process_time() < burnt_s:
+            pass
         while "gate" in plan and not Path(plan["gate"]).exists():
             time.sleep(0.05)
         for sequence in poison.keys() & set(sequences):

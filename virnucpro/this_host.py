@@ -6,6 +6,7 @@ import os
 import signal
 import socket
 import sys
+from contextlib import suppress
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -21,6 +22,14 @@ HOST_NAME_VARIABLE = "VIRNUCPRO_HOST_NAME"
 def host_name() -> str:
     """Return the name of this host in files, logs and metrics."""
     return os.environ.get(HOST_NAME_VARIABLE) or socket.gethostname()
+
+
+def peak_resident_bytes() -> int:
+    """Return the most memory that this process has had resident; 0 where a sandbox hides it."""
+    with suppress(OSError):  # getrusage counts in what our parent had when it forked
+        lines = Path("/proc/self/status").read_text().splitlines()
+        return next((int(line.split()[1]) << 10 for line in lines if line.startswith("VmHWM:")), 0)
+    return 0
 
 
 def merged_processors(found: Iterable[Mapping[str, Iterable[object]]]) -> dict[str, list[str]]:

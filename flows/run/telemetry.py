@@ -7,6 +7,7 @@ Prefect's worker does. Artifacts are kept up to date by a thread of its own, so 
 not hold up the run; a run that is over waits for the thread a few seconds at most.
 """
 
+import json
 import logging
 import os
 import threading
@@ -14,6 +15,7 @@ import time
 from collections.abc import Iterator, MutableMapping
 from contextlib import contextmanager
 from contextvars import ContextVar, copy_context
+from dataclasses import asdict
 from typing import Any, NamedTuple
 from uuid import UUID
 
@@ -27,7 +29,9 @@ from prefect.runtime import deployment
 
 from flows.run.api import IS_QUIET, client_that_asks_once
 from flows.run.names import artifact_key
+from virnucpro.cost import Cost
 from virnucpro.errors import VirNucProError, printable
+from virnucpro.report.prediction.artifacts import markdown_text
 from virnucpro.telemetry.log_lines import log_sentence
 from virnucpro.telemetry.metrics.options import MetricsOptions
 from virnucpro.telemetry.run_telemetry import RunTelemetry
@@ -62,6 +66,7 @@ class ProgressArtifacts:
 
     def __init__(self) -> None:
         context = FlowRunContext.get()
+        self._flow_name = context.flow.name if context is not None and context.flow is not None else "run"
         self._flow_run_id = context.flow_run.id if context is not None and context.flow_run is not None else None
         self._logger = get_run_logger()
         self._latest: RunSnapshot | None = None
@@ -125,6 +130,22 @@ class ProgressArtifacts:
                     artifact = before.artifact
                     client.update_artifact(artifact, ArtifactUpdate(data=percent, description=description))
                 self._shown[number, rank.rank] = _Shown(artifact, percent, description, now_s)
+        if is_last and len(snapshot.stages) > 1:  # else the run was refused, or complete already
+            client.create_artifact(self._cost(snapshot))
+
+    def _cost(self, snapshot: RunSnapshot) -> ArtifactCreate:
+        """Return the table of what all starts in the folder have cost, their sum first."""
+        cost = Cost.of((*snapshot.cost_before, *snapshot.cost))
+        rows = [asdict(row).items() for row in (cost.total, *cost.rows)]
+        table = [{_title(name): value >> 20 if "bytes" in name else value for name, value in row} for row in rows]
+        where = markdown_text(snapshot.output_dir)
+        return ArtifactCreate(
+            type="table",
+            key=f"{self._flow_name}-cost",
+            description=f"What {where} has cost, all starts together",
+            data=json.dumps(table),
+            flow_run_id=self._flow_run_id,
+        )
 
     def _new(self, rank: RankSnapshot, model: str, percent: float, description: str) -> ArtifactCreate:
         kind = "cpu" if rank.device.startswith("cpu") else "gpu"
@@ -135,6 +156,10 @@ class ProgressArtifacts:
             data=percent,
             flow_run_id=self._flow_run_id,
         )
+
+
+def _title(name: str) -> str:
+    return name.replace("cpu", "CPU").replace("gpu", "GPU").replace("bytes", "MiB").replace("_", " ")
 
 
 def _figures(rank: RankSnapshot, embedding: WorkSnapshot, *, now: float) -> str:

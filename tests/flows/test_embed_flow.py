@@ -113,6 +113,16 @@ def test_the_flow_embeds_real_proteins_and_leaves_its_artifacts(tmp_path, small)
         progress_of_rank = artifacts(f"cpu-{rank}-{MODEL}-progress")[0]
         assert (progress_of_rank["data"], progress_of_rank["flow_run_id"]) == (100.0, of_run)
         assert progress_of_rank["description"].startswith("100 % · complete · cpu · ")
+    (of_cost,) = artifacts("embed-cost")
+    recorded = json.loads((out / "run.json").read_text())["cost"]
+    total, *rows = json.loads(of_cost["data"])
+    assert of_cost["flow_run_id"] == of_run
+    assert [total["stage"], total["CPU seconds"]] == ["sum", recorded["total"]["cpu_seconds"]]
+    assert [(row["stage"], row["worker"], row["CPU seconds"], row["tokens"]) for row in rows] == [
+        (row["stage"], row["worker"], row["cpu_seconds"], row["tokens"]) for row in recorded["rows"]
+    ]
+    assert list(total)[-2:] == ["peak memory MiB", "peak GPU memory MiB"]
+    assert 50 < total["peak memory MiB"] == recorded["total"]["peak_memory_bytes"] >> 20
     with get_client(sync_client=True) as client:
         edges = dict(edges_of(client, of_run))
     ranks = ["embed_shard 0 on cpu", "embed_shard 1 on cpu"]

@@ -25,7 +25,7 @@ from prefect.testing.utilities import prefect_test_harness
 from flows.predict import predict, run_from_command_line
 from flows.run.artifacts import REPORTS_URL
 from flows.run.names import run_name
-from tests.flows.on_a_server import FirstWorkerKiller, artifact, worker_processes
+from tests.flows.on_a_server import FirstWorkerKiller, artifact, artifacts, worker_processes
 from tests.predictions import real_classifier, tables
 from tests.strategies import write_fasta
 from virnucpro.allowed_roots import DATA_ROOTS
@@ -65,12 +65,19 @@ def test_the_flow_calls_contigs_survives_a_killed_worker_and_leaves_its_artifact
     assert verify_run(out).problems == []
     assert "3" in artifact("predict-summary")
     assert (out / "dna" / "embeddings.h5").exists()
+    (of_cost,) = artifacts("predict-cost")
+    total, *rows = json.loads(of_cost["data"])
+    assert total["CPU seconds"] == json.loads((out / "run.json").read_text())["cost"]["total"]["cpu_seconds"]
+    assert {"dna/embed", "protein/embed", "classify"} < {row["stage"] for row in rows}
+    assert total["restarts"] == 1
+    assert artifacts("embed-cost") == [], "those of its parts are in this one"
     assert '"contig": "a"' in artifact("predict-contigs")
     assert artifact("predict-report") == markdown_text(str(out / "report.html"))
     monkeypatch.setenv(REPORTS_URL, "https://prefect.example.org/reports/")
     monkeypatch.setenv(DATA_ROOTS, str(tmp_path))
     again = predict([str(contigs)], str(out), **settings, return_state=True)
     assert again.result().was_complete
+    assert len(artifacts("predict-cost")) == 1, "it computed nothing"
     assert artifact("predict-report") == f"[report.html](https://prefect.example.org/reports{out}/report.html)"
 
 

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import json
+
 import pytest
 
 pytest.importorskip("prefect")
@@ -47,6 +49,9 @@ def test_the_flow_gives_the_weights_of_the_command_though_a_worker_is_killed(tmp
     assert worker_processes() == {}
     assert "# mine" in artifact("train-card")
     assert artifact("train-classifier") == markdown_text(str(out / "MODEL_CARD.md"))
+    total, *rows = json.loads(artifact("train-cost"))
+    assert total["restarts"] == 1
+    assert {"dna/embed", "train", "evaluate"} < {row["stage"] for row in rows if row["CPU seconds"] > 0.01}
     assert train(inputs, str(out), **settings, return_state=True).result().was_complete
 
     config = training_config(**TRAINING)

@@ -95,7 +95,6 @@ def test_logging_is_the_first_act_tells_rank_and_device_and_sums_the_shard_up(tm
         assert summary["tokens"] == outcomes[rank].tokens > 0
         assert 0 < summary["seconds"] <= outcomes[rank].seconds
         assert summary["tokens_per_second"] >= summary["tokens"] / summary["seconds"] - 1
-        assert 50 < summary["peak_resident_mib"] < 10_000
 
 
 def test_logging_works_even_when_the_index_does_not(tmp_path):

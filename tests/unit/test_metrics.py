@@ -13,6 +13,7 @@ from prometheus_client.parser import text_string_to_metric_families
 
 from tests.debian_programs import program
 from tests.snapshots import rank_snapshot, run_snapshot, work_snapshot
+from virnucpro.cost import CostRow
 from virnucpro.telemetry.metrics.table import METRICS, RunCollector
 from virnucpro.telemetry.snapshot import CONTIGS, NT, BatchSeconds, GpuSample, RankState
 
@@ -49,7 +50,9 @@ def whole_snapshot():
     )
     embedding = work_snapshot(*ranks, failed={"out_of_memory": 1}, quarantined={"died": 1})
     contigs = work_snapshot(rank_snapshot(device="cpu"), model="composition", counts=CONTIGS, measure=NT)
-    return run_snapshot(*ranks, gpus=(gpu,), embeddings=(contigs, embedding))
+    own = CostRow("dna/embed", None, "node-1", "cpu", cpu_seconds=1.5, peak_memory_bytes=5)
+    of_worker = CostRow("dna/embed", 0, "node-1", "cuda:0", gpu_seconds=2.5, peak_gpu_memory_bytes=7)
+    return run_snapshot(*ranks, gpus=(gpu,), embeddings=(contigs, embedding), cost=(own, of_worker))
 
 
 def test_every_metric_that_is_declared_is_exposed_with_its_kind_labels_and_help():

@@ -243,7 +243,7 @@ def test_every_expression_of_the_dashboard_and_of_the_page_is_parsed_by_promtool
     asked = tmp_path / "asked.yml"
     expressions = [*dashboard_expressions(), *page_expressions()]
     assert len(dashboard_expressions()) > 40
-    assert len(page_expressions()) == 2
+    assert len(page_expressions()) == 4
     asked.write_text(as_rules(expressions))
     assert f"{len(expressions)} rules found" in promtool("check", "rules", asked)
     asked.write_text(as_rules([*expressions, 'sum by (model) (up{job="a"']))

@@ -396,6 +396,7 @@ def test_processor_time_adds_up_over_the_processes_of_a_rank():
     run = two_ranks()
     begins(run, 0)
     run.used(0, 4000, cpu_s=5.0, resident_bytes=10)
+    run.used(0, 4000, cpu_s=4.0, resident_bytes=10)  # a child that was not waited for took its seconds along
     assert run.pids() == {0: 4000}
     ends(run, 0, "failed", "died", again=True)
     assert run.pids() == {}

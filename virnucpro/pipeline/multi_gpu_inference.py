@@ -205,16 +205,16 @@ def _compute(
 ) -> RunResult:
     """Embed what is left of a prepared run, and make its result."""
     facts = run.facts()
-    embedding = stages.telemetry.begin_work(facts if executor.is_here else replace(facts, host=""))
-    try:
-        with stages.shown("embed"):
+    with stages.shown("embed"):
+        embedding = stages.telemetry.begin_work(facts if executor.is_here else replace(facts, host=""))
+        try:
             executor.compute(run, limits, embedding, stop)
-    except BaseException:
-        if executor.outcomes():
-            stop_run(run, executor.outcomes(), stages_s=stages.seconds())
-        raise
-    finally:
-        embedding.over()
+        except BaseException:
+            if executor.outcomes():
+                stop_run(run, executor.outcomes(), stages_s=stages.seconds())
+            raise
+        finally:
+            embedding.over()
     outcomes = executor.outcomes()
     if stop.is_set():
         return stop_run(run, outcomes, stages_s=stages.seconds())

@@ -23,6 +23,7 @@ from pydantic import ConfigDict, Strict, TypeAdapter, ValidationError
 
 from virnucpro import durable
 from virnucpro.choices import ResultForm
+from virnucpro.cost import Cost
 from virnucpro.errors import ResultError
 from virnucpro.run_folders import read_bytes
 from virnucpro.run_layout import FolderLayout, PredictionLayout
@@ -46,7 +47,7 @@ COUNTED = ("contigs", "chunks", "frames", "skipped", "scored_frames", "missing_f
 _KEYS = (
     *("run_id", "state", "started", "host", "inputs", "settings", "output_settings", "plan", "models", "fingerprint"),
     *("versions", "devices", "sequences", "finished", "outputs", "stages_s", "ranks", "stages", "counts", "sample"),
-    *("promise", "processors", "notes", "files", "kind", "format"),
+    *("promise", "processors", "notes", "cost", "files", "kind", "format"),
 )
 """Of all kinds, in their order in the file."""
 
@@ -81,6 +82,8 @@ class Manifest:
     counts: dict[str, Count] = field(default_factory=dict)
     files: dict[str, str] = field(default_factory=dict)
     """Path of each file of the result, relative to the folder -> hex sha256."""
+    cost: Cost = field(default_factory=Cost)
+    """Of all starts in this folder; nothing while one runs, and of a run within another."""
     format: int = FORMAT
 
     @classmethod

@@ -144,7 +144,6 @@ class Rank:
     cache_problem: str | None = None
     """Why the embedding cache was not used to the end."""
     tokens: int = 0
-    seconds: float = 0.0
     compute_s: float = 0.0
     """Seconds from the loaded model to the last row, over all attempts."""
     attention_kernel: str | None = None
@@ -183,6 +182,11 @@ class Rank:
     ended_cpu_s: float = 0.0
     cpu_s: float | None = None
     resident_bytes: int | None = None
+    peak_bytes: int = 0
+    peak_gpu_bytes: int = 0
+    """Most memory of one of its processes; 0 while that is not known."""
+    held: tuple[float, float | None] = (0.0, None)
+    """Seconds for which ended processes held its device, and since when the running one does."""
     not_understood: set[str] = field(default_factory=set)
     """Kinds of messages that made no sense."""
 
@@ -203,6 +207,12 @@ class Rank:
         """Mean; None before the first batch."""
         return self.batch_total_s / self.batches if self.batches else None
 
+    @property
+    def seconds(self) -> float:
+        """Seconds for which its processes have held its device."""
+        ended_s, since_s = self.held
+        return ended_s + (0.0 if since_s is None else time.monotonic() - since_s)
+
     def to_json(self) -> dict[str, Any]:
         values = {name: getattr(self, name) for name in _IN_THE_MANIFEST}
         return {
@@ -212,10 +222,12 @@ class Rank:
             "tokens_per_second": round(self.tokens_per_second, 1),
         }
 
-    def begin_attempt(self) -> None:
+    def begin_attempt(self, since_s: float | None = None) -> None:
+        """Record a process that starts now, or has held its device since then."""
         self.attempts += 1
         self.state, self.failure, self.reason, self.exit_code = "failed", None, None, None
         self.attempt, self.phase, self.pid = Attempt(), RankState.STARTING, None
+        self.held = self.seconds, self.attempt.started_s if since_s is None else since_s
         if self.to_restart_after:
             self.restarts[self.to_restart_after] += 1
             self.to_restart_after = ""
@@ -228,7 +240,7 @@ class Rank:
         else:
             attempt.revoked_failures = attempt.unproved_failures
         attempt.unproved_failures, attempt.share_tokens = {}, 0
-        self.seconds += time.monotonic() - attempt.started_s
+        self.held = self.seconds, None
         if attempt.loaded_s is not None and attempt.last_batch_s is not None:
             self.compute_s += attempt.last_batch_s - attempt.loaded_s
 

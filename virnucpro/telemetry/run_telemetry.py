@@ -21,6 +21,7 @@ import structlog
 from prometheus_client import CollectorRegistry, generate_latest
 
 from virnucpro import durable
+from virnucpro.cost import OUTSIDE, Cost, CostRow
 from virnucpro.errors import OutputError, StoppedError
 from virnucpro.telemetry.log_lines import log_sentence
 from virnucpro.telemetry.metrics.exposition import (
@@ -32,7 +33,7 @@ from virnucpro.telemetry.metrics.exposition import (
 )
 from virnucpro.telemetry.metrics.gpu_monitor import GpuMonitor
 from virnucpro.telemetry.metrics.options import MetricsOptions, metrics_options
-from virnucpro.telemetry.metrics.process_monitor import ProcessMonitor
+from virnucpro.telemetry.metrics.process_monitor import sample_processes
 from virnucpro.telemetry.metrics.pushgateway import Pushgateway
 from virnucpro.telemetry.metrics.table import RunCollector
 from virnucpro.telemetry.show import wording
@@ -41,7 +42,7 @@ from virnucpro.telemetry.snapshot import GpuSample, RunSnapshot, StageSnapshot
 from virnucpro.telemetry.trace import merge_trace
 from virnucpro.telemetry.work_telemetry import WorkTelemetry
 from virnucpro.telemetry.worker_logging import known_labels
-from virnucpro.this_host import host_name
+from virnucpro.this_host import host_name, peak_resident_bytes
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Sequence
@@ -101,6 +102,11 @@ class RunTelemetry:
         self._views = list(views)
         self._lock = threading.Lock()
         self._stages: list[_Stage] = []
+        self._own_cpu_s: dict[str, float] = {}
+        """Stage with those around it -> processor seconds of this process, without those of stages within it."""
+        self._cpu_counted_s = 0.0
+        self.cost_before: tuple[CostRow, ...] = ()
+        """Of earlier starts in the folder."""
         self._works: list[WorkTelemetry] = []
         self._layout: FolderLayout | None = None
         self._run_id = ""
@@ -111,7 +117,6 @@ class RunTelemetry:
         self._target: TargetFile | None = None
         self._pushgateway: Pushgateway | None = None
         self._gpus: GpuMonitor | None = None
-        self._processes = ProcessMonitor()
         self._gpu_samples: tuple[GpuSample, ...] = ()
         self._disk: tuple[int, int] | None = None
         self._sayings: queue.SimpleQueue[str] = queue.SimpleQueue()
@@ -138,11 +143,9 @@ class RunTelemetry:
 
     @contextmanager
     def running(self, layout: FolderLayout, run_id: str) -> Iterator[None]:
-        """Show the run for the time of the block, then leave its last figures in its folder; nested: no-op."""
-        if self._layout is not None:
-            yield
-            return
+        """Show the run for the time of the block, then leave its last figures in its folder."""
         self._layout, self._run_id, self._started = layout, run_id, time.time()
+        self._own_cpu_s, self._cpu_counted_s = {}, time.process_time()
         self._guarded(self._begin)
         try:
             yield
@@ -154,13 +157,16 @@ class RunTelemetry:
     def stage(self, name: str, *, model: str = "") -> Iterator[None]:
         """Record a stage for the time of the block; *model*: the embedding run of the stage."""
         with self._lock:
+            self._count_cpu()
             depth = sum(around.ended_s is None for around in self._stages)
             stage = _Stage(name, model, depth)
             self._stages.append(stage)
         try:
             yield
         finally:
-            stage.ended_s = time.monotonic()
+            with self._lock:
+                self._count_cpu()
+                stage.ended_s = time.monotonic()
 
     @contextmanager
     def waiting(self, name: str) -> Iterator[None]:
@@ -181,6 +187,28 @@ class RunTelemetry:
         stages = self._stages_now()
         return {stage.name: stage.seconds for stage in stages if stage.model == model and stage.is_over}
 
+    def _count_cpu(self) -> str:
+        """Count this process's seconds since the last call in the innermost running stage; return that."""
+        stage = "/".join(stage.name for stage in self._stages if stage.ended_s is None) or OUTSIDE
+        now_s = self._cpu_counted_s if self._is_over.is_set() else time.process_time()
+        self._own_cpu_s[stage] = self._own_cpu_s.get(stage, 0.0) + now_s - self._cpu_counted_s
+        self._cpu_counted_s = now_s
+        return stage
+
+    def cost(self) -> tuple[CostRow, ...]:
+        """Return what this start has cost so far; the peak of its own process is in the row of what is no stage."""
+        with self._lock:
+            self._count_cpu()
+            own, works = dict(self._own_cpu_s), list(self._works)
+        here = None, host_name(), "cpu"
+        rows = [CostRow(stage, *here, cpu_seconds=seconds) for stage, seconds in own.items()]
+        rows.append(CostRow(OUTSIDE, *here, peak_memory_bytes=peak_resident_bytes()))
+        return Cost.of([*rows, *(row for work in works for row in work.cost())]).rows
+
+    @property
+    def is_running(self) -> bool:
+        return self._layout is not None
+
     def begin_work(self, facts: WorkFacts) -> WorkTelemetry:
         self._guarded(durable.remove_tree, facts.layout.spans_dir)  # of a run that was killed
         if self._gpus is None and facts.host and any(token for _, token in facts.devices):
@@ -192,6 +220,7 @@ class RunTelemetry:
             on_failure=self.say,
         )
         with self._lock:
+            work.stage = self._count_cpu()
             self._works.append(work)
         return work
 
@@ -222,6 +251,8 @@ class RunTelemetry:
             gpus=(*self._gpu_samples, *(gpu for work in works for gpu in work.gpus())),
             disk_free_bytes=free,
             disk_size_bytes=size,
+            cost=self.cost(),
+            cost_before=self.cost_before,
         )
 
     def _stages_now(self) -> tuple[StageSnapshot, ...]:
@@ -266,6 +297,8 @@ class RunTelemetry:
                 log.warning("metrics.no_target_file", path=error.path, reason=error.what)
 
     def _finish(self) -> None:
+        with self._lock:
+            self._count_cpu()
         self._stop_thread()
         if self._views:
             self._sample()
@@ -336,7 +369,7 @@ class RunTelemetry:
             works = list(self._works)
         for work in works:
             pids = work.pids()
-            for rank, used in self._processes.sample(pids).items():
+            for rank, used in sample_processes(pids).items():
                 work.used(rank, pids[rank], cpu_s=used.cpu_s, resident_bytes=used.resident_bytes)
 
     def _sample_gpus(self) -> None:

@@ -13,6 +13,8 @@ from dataclasses import dataclass, field
 from enum import StrEnum
 from typing import TYPE_CHECKING, Protocol
 
+from virnucpro.cost import CostRow  # noqa: TC001  which ``get_type_hints`` looks up
+
 if TYPE_CHECKING:
     from collections.abc import Callable
 
@@ -212,6 +214,10 @@ class RunSnapshot:
     """Bytes that the run may still write to its file system."""
     disk_size_bytes: int | None
     """Bytes of that file system."""
+    cost: tuple[CostRow, ...] = ()
+    """Of this start."""
+    cost_before: tuple[CostRow, ...] = ()
+    """Of earlier starts in the folder."""
 
     @property
     def stage(self) -> StageSnapshot | None:

@@ -17,9 +17,10 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 import structlog
 
+from virnucpro.cost import CostRow
 from virnucpro.telemetry.failure_report import failure_report
 from virnucpro.telemetry.ranks import BATCH_BOUNDS_S, Rank, whole_blocks
-from virnucpro.telemetry.snapshot import BatchSeconds, GpuSample, RankSnapshot, RankState, WorkSnapshot
+from virnucpro.telemetry.snapshot import CONTIGS, BatchSeconds, GpuSample, RankSnapshot, RankState, WorkSnapshot
 from virnucpro.telemetry.worker_logging import known_labels, log_end_of_process
 from virnucpro.this_host import host_name, merged_processors, processors_differ
 
@@ -53,6 +54,8 @@ class WorkTelemetry:
         on_failure: Callable[[str], None] = lambda _: None,
     ) -> None:
         self.facts = facts
+        self.stage = ""
+        """As ``CostRow`` has it."""
         self.ranks = [Rank(rank=number, device=label) for number, (label, _) in enumerate(facts.devices)]
         self._on_gpu, self._on_log, self._on_failure = on_gpu, on_log, on_failure
         self._lock = threading.RLock()
@@ -118,6 +121,9 @@ class WorkTelemetry:
                         self._compare_processors()
                         if uuid := message.get("gpu_uuid"):
                             self._on_gpu(self.ranks[rank].device, str(uuid))
+                    case "usage":
+                        peaks = int(message["peak_bytes"]), int(message.get("peak_gpu_bytes", 0))
+                        self._used(self.ranks[rank], float(message["cpu_s"]), *peaks)
                     case "log":
                         self._on_log(self._snapshot_of(rank), dict(message))
         except (LookupError, TypeError, ValueError, ArithmeticError) as error:
@@ -220,6 +226,7 @@ class WorkTelemetry:
         with self._lock:
             self._is_over = True
             for rank in self.ranks:
+                rank.held = rank.seconds, None  # those of a host that was lost were not seen to end
                 if rank.phase not in {RankState.WAITING, RankState.COMPLETE, RankState.LOST}:
                     rank.phase, rank.pid, rank.resident_bytes = RankState.STOPPED, None, None
 
@@ -244,15 +251,40 @@ class WorkTelemetry:
         """Record what the process *pid* of *rank* has used so far."""
         with self._lock:
             if self.ranks[rank].pid == pid:
-                self.ranks[rank].cpu_s, self.ranks[rank].resident_bytes = cpu_s, resident_bytes
+                self._used(self.ranks[rank], cpu_s, resident_bytes)
 
     def sampled(self, rank: int, used: Mapping[str, Any] | None, gpus: tuple[GpuSample, ...]) -> None:
         """Record a sample of another host: *cpu_s* and *resident_bytes* of the rank's process, and its GPU."""
         with self._lock:
             self._gpus_elsewhere[rank] = gpus
             if used is not None:
-                self.ranks[rank].cpu_s = float(used["cpu_s"])
-                self.ranks[rank].resident_bytes = int(used["resident_bytes"])
+                self._used(self.ranks[rank], float(used["cpu_s"]), int(used["resident_bytes"]))
+
+    def _used(self, rank: Rank, cpu_s: float, resident_bytes: int, gpu_bytes: int = 0) -> None:
+        """Record a sample of the running process of a rank, or its own last report; neither takes seconds back."""
+        rank.cpu_s, rank.resident_bytes = max(rank.cpu_s or 0.0, cpu_s), resident_bytes
+        rank.peak_bytes, rank.peak_gpu_bytes = max(rank.peak_bytes, resident_bytes), max(rank.peak_gpu_bytes, gpu_bytes)
+
+    def cost(self) -> list[CostRow]:
+        """Return what each worker has cost; work of the run's own process is part of the row of its stage."""
+        with self._lock:
+            return [self._cost_of(rank) for rank in self.ranks if rank.attempts]
+
+    def _cost_of(self, rank: Rank) -> CostRow:
+        facts, devices = self.facts, [label for label, _ in self.facts.devices]
+        sharing = devices.count(rank.device) if facts.host else 1  # on other hosts a worker has its device alone
+        return CostRow(
+            self.stage,
+            None if facts.is_small else rank.rank,
+            self._host_of(rank),
+            rank.device,
+            cpu_seconds=rank.ended_cpu_s + (rank.cpu_s or 0.0),
+            gpu_seconds=0.0 if rank.device.startswith("cpu") else rank.seconds / max(1, sharing),
+            restarts=sum(rank.restarts.values()),
+            peak_memory_bytes=rank.peak_bytes,
+            peak_gpu_memory_bytes=rank.peak_gpu_bytes,
+            **{"nucleotides" if facts.counts == CONTIGS else "tokens": rank.tokens},
+        )
 
     def gpus(self) -> tuple[GpuSample, ...]:
         """Return the last samples of GPUs of other hosts with running processes."""

@@ -604,14 +604,19 @@ def workers() -> Iterator[Any]:
             f"(rate(virnucpro_worker_cpu_seconds_total{{{RANK}}}[$__rate_interval]))",
             "{{rank}} {{host}} {{device}} {{model}}",
         ),
-        about="Cores that each worker keeps busy. Above one with an idle GPU: preparing the input is too slow.",
+        query(f"sum by (stage) (rate(virnucpro_stage_cpu_seconds_total{{{RUN}}}[$__rate_interval]))", "run: {{stage}}"),
+        query(f"sum by (rank) (rate(virnucpro_worker_gpu_seconds_total{{{RUN}}}[$__rate_interval]))", "GPU {{rank}}"),
+        about="Cores that each worker and the run's own process keep busy, and the share of a GPU that a worker holds. "
+        "Above one with an idle GPU: preparing the input is too slow.",
     )
     yield lines(
         8,
         "Resident memory",
         "bytes",
         query(f"virnucpro_worker_resident_memory_bytes{{{RANK}}}", "{{rank}} {{host}} {{device}} {{model}}"),
-        about="Of the host, for each worker's process.",
+        query(f"virnucpro_peak_memory_bytes{{{RUN}}}", "most: {{rank}} {{host}} {{stage}}"),
+        query(f"virnucpro_peak_gpu_memory_bytes{{{RUN}}}", "most, GPU: {{rank}} {{host}} {{stage}}"),
+        about="Of the host, for each worker's process; most so far, also of the run's own, without a rank.",
     )
 
 

@@ -13,11 +13,9 @@ import signal
 import time
 from dataclasses import dataclass, field, replace
 from itertools import chain
-from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import structlog
-import torch
 
 from virnucpro import spans
 from virnucpro.data.collators import VarlenCollator, create_async_dataloader
@@ -34,6 +32,7 @@ if TYPE_CHECKING:
     import threading
     from collections.abc import Callable, Iterable, Iterator, Sequence
 
+    import torch
     from torch.utils.data import DataLoader
 
     from virnucpro.arrays import IntArray
@@ -109,7 +108,6 @@ class BlockWork:
             tokens=writer.tokens,
             seconds=round(time.monotonic() - self._started_s, 3),
             tokens_per_second=round(writer.tokens / self._compute_s) if writer.tokens else 0,
-            **_peak_memory(device),
         )
         return rows
 
@@ -296,13 +294,3 @@ class BlockWork:
 def _among(blocks: Sequence[int]) -> range | frozenset[int]:
     """Return *blocks* for quick look-ups."""
     return blocks if isinstance(blocks, range) else frozenset(blocks)
-
-
-def _peak_memory(device: torch.device) -> dict[str, int]:
-    """Return the peak MiB of this process: resident, and on a GPU those of torch's tensors there."""
-    lines = Path("/proc/self/status").read_text().splitlines()  # getrusage counts in what our parent had when it forked
-    found = [int(line.split()[1]) >> 10 for line in lines if line.startswith("VmHWM:")]
-    peak = {"peak_resident_mib": found[0]} if found else {}  # a sandbox's kernel may hide it
-    if device.type == "cuda":
-        peak["peak_gpu_mib"] = torch.cuda.max_memory_allocated(device) >> 20
-    return peak

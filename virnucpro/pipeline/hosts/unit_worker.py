@@ -29,7 +29,7 @@ from virnucpro.pipeline.work.recovery import Death, Quarantine, Recovery
 from virnucpro.pipeline.work.units import UnitRecord
 from virnucpro.store.locks.worker_lock import taking_part
 from virnucpro.telemetry.metrics.gpu_monitor import GpuMonitor
-from virnucpro.telemetry.metrics.process_monitor import ProcessMonitor
+from virnucpro.telemetry.metrics.process_monitor import sample_processes
 from virnucpro.telemetry.ranks import Rank
 from virnucpro.this_host import host_name
 
@@ -150,7 +150,6 @@ class UnitWorker:
         self._lock = threading.Lock()
         self._entries: list[dict[str, Any]] = []
         self._gpus: GpuMonitor | None = None
-        self._processes = ProcessMonitor()
         self._sampled_s = time.monotonic()
         self._using = threading.Lock()
         """Held while a unit is computed, or the process is ended."""
@@ -293,7 +292,7 @@ class UnitWorker:
 
     def _sample(self) -> None:
         number, pid = self._rank.rank, self._rank.pid
-        used = self._processes.sample({number: pid} if pid is not None else {}).get(number)
+        used = sample_processes({number: pid} if pid is not None else {}).get(number)
         gpus = [] if self._gpus is None else [asdict(sample) for sample in self._gpus.sample()]
         self._note({"used": None if used is None else asdict(used), "gpus": gpus})
 

@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING
 
 from virnucpro import durable
 from virnucpro.errors import OutputError, ResultError, RunLockedError
-from virnucpro.pipeline.run.run import note_end, sweep
+from virnucpro.pipeline.run.run import cost_so_far, note_cost, note_end, sweep
 from virnucpro.pipeline.run.run_status import manifest_in, status_of
 from virnucpro.run_layout import PredictionLayout, RunLayout
 from virnucpro.store.locks.holder import holder_of
@@ -51,8 +51,10 @@ def _mark(layout: RunLayout) -> None:
     run_id = manifest.run_id if manifest is not None else holder.run_id if holder is not None else ""
     with RunLock(layout.lock, run_id=run_id):
         sweep(layout)
+        cost = cost_so_far(layout)
         for path in (layout.reservation, layout.live_status):
             durable.remove(path)
         manifest = manifest_in(layout)  # as it is, now that no other process can write it
         if manifest is not None and manifest.state == "running":
             note_end(layout, "stopped")
+            note_cost(layout, cost)

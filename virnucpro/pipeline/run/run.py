@@ -18,6 +18,7 @@ from typing import TYPE_CHECKING, Any, Generic, TypeVar
 import numpy as np
 
 from virnucpro import durable
+from virnucpro.cost import Cost
 from virnucpro.data.reading.input_files import hash_content, input_name, open_regular
 from virnucpro.data.sequence_index import SequenceIndex
 from virnucpro.errors import BadInputError, DiskSpaceError, OutputError, ResultError, SettingsChangedError, StoppedError
@@ -30,12 +31,14 @@ from virnucpro.store.parts import part_paths
 from virnucpro.store.results.forms import FORMS, existing_results, remove_results, remove_unfinished_results
 from virnucpro.telemetry.run_telemetry import RunTelemetry
 from virnucpro.telemetry.show.progress import QuietView
+from virnucpro.telemetry.show.status_file import read_status
 
 if TYPE_CHECKING:
     from collections.abc import Collection, Iterable, Iterator, Sequence
 
     from virnucpro.choices import ResultForm
     from virnucpro.config import InputRules
+    from virnucpro.cost import CostRow
     from virnucpro.run_layout import FolderLayout
 
 MANIFEST_BYTES = 1 << 20
@@ -53,16 +56,44 @@ def running(layout: FolderLayout, telemetry: RunTelemetry | None) -> Iterator[tu
     Hold a folder, and show the run in it, for the time of the block; ``RunLockedError`` where another run holds it.
 
     Yields the identifier of this start, and what shows the run: *telemetry*, or one of its own, which leaves metrics
-    and status in the folder, and reports failures on standard error.
+    and status in the folder, and reports failures on standard error. At the end ``run.json`` gets what all starts in
+    the folder cost. A run within another is shown, and counted, as part of it.
     """
     run_id = new_run_id()
     with (
         durable.surroundings_named(layout.output_dir),
         RunTelemetry(views=[QuietView()]) if telemetry is None else nullcontext(telemetry) as shown,
         RunLock(layout.lock, run_id=run_id),
-        shown.running(layout, run_id),
     ):
-        yield run_id, shown
+        if shown.is_running:
+            yield run_id, shown
+            return
+        shown.cost_before = cost_so_far(layout)
+        try:
+            with shown.running(layout, run_id):
+                yield run_id, shown
+        finally:
+            with suppress(OutputError, ResultError):  # the run was refused, or the disk is full
+                has_begun = read_manifest(layout.manifest).run_id == run_id
+                note_cost(layout, (*shown.cost_before, *(shown.cost() if has_begun else ())))
+
+
+def cost_so_far(layout: FolderLayout) -> tuple[CostRow, ...]:
+    """Return what the starts in a folder cost, of one that was killed up to its last status."""
+    with suppress(ResultError):
+        if (status := read_status(layout.live_status)) is not None:
+            return (*status.snapshot.cost_before, *status.snapshot.cost)
+    with suppress(ResultError):
+        return read_manifest(layout.manifest).cost.rows
+    return ()
+
+
+def note_cost(layout: FolderLayout, rows: Iterable[CostRow]) -> None:
+    """Note in ``run.json`` what the run cost, unless it says so already."""
+    manifest, cost = read_manifest(layout.manifest), Cost.of(rows)
+    if manifest.cost != cost:
+        manifest.cost = cost
+        manifest.write(layout.manifest)
 
 
 @contextmanager

@@ -151,7 +151,7 @@ def run_rank(
         worker_fn, rank=rank.rank, world_size=world_size, device=device, worker_args=worker_args
     )
     is_left = False
-    rank.begin_attempt()
+    rank.begin_attempt(None if warm is None else warm.started_s)
 
     def take_messages(timeout_s: float) -> None:
         for message in worker.wait_for_messages(timeout_s):

@@ -33,7 +33,7 @@ from typing import TYPE_CHECKING, Any
 from virnucpro.errors import ConfigurationError, ExitCode, SurroundingsError, VirNucProError, of_surroundings, printable
 from virnucpro.pipeline.devices import CPU, VISIBLE_VARIABLE, Device
 from virnucpro.run_folders import worker_environment
-from virnucpro.this_host import open_standard_streams
+from virnucpro.this_host import open_standard_streams, peak_resident_bytes
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Iterator, Mapping
@@ -150,9 +150,21 @@ def run_isolated(
         exit_code = int(getattr(error, "exit_code", ExitCode.INTERNAL))
         reports.put({"rank": rank, "status": "failed", "error": error_sentence(error)})
     finally:
+        with suppress(OSError):  # the parent may be gone
+            reports.put(_usage())
         sys.stdout.flush()
         sys.stderr.flush()
         os._exit(exit_code)  # HDF5's own teardown after a full disk can crash, which would look like a poisoned input
+
+
+def _usage() -> dict[str, Any]:
+    """Return the last message: what this process, and its children that have ended, used; not the system's own end."""
+    usage = {"kind": "usage", "cpu_s": sum(os.times()[:4]), "peak_bytes": peak_resident_bytes()}
+    torch = sys.modules.get("torch")
+    if torch is not None and torch.cuda.is_initialized():
+        with suppress(Exception):  # the device may be gone
+            usage["peak_gpu_bytes"] = torch.cuda.max_memory_allocated()
+    return usage
 
 
 def _imported(module: str, name: str) -> Callable[..., None]:
@@ -235,6 +247,7 @@ class WorkerProcess:
 
     def start(self) -> None:
         """Start the process with its device as the only visible one; safe from any thread."""
+        self.started_s = time.monotonic()
         mask = signal.pthread_sigmask(signal.SIG_BLOCK, _OF_THE_GROUP)  # inherited, until the child ignores them
         try:
             changes = {

@@ -18,35 +18,27 @@ class ProcessSample:
     """One rank's process and its children at one moment."""
 
     cpu_s: float
-    """Processor seconds, user and system, since the start; never less than in the sample before."""
+    """Processor seconds, user and system, since the start; without those of children that were not waited for."""
     resident_bytes: int
     """Resident memory; shared pages count once for each process."""
 
 
-class ProcessMonitor:
-    """Samples processes; keeps the highest time of each, as seconds of a child never waited for get lost."""
+def sample_processes(pids: Mapping[int, int]) -> dict[int, ProcessSample]:
+    """Return a sample for each rank whose process still runs; *pids* maps rank to process."""
+    samples = {}
+    for rank, pid in pids.items():
+        with suppress(psutil.Error):
+            samples[rank] = _sample(psutil.Process(pid))
+    return samples
 
-    def __init__(self) -> None:
-        self._highest: dict[tuple[int, float], float] = {}
-        """Process and its start time -> seconds."""
 
-    def sample(self, pids: Mapping[int, int]) -> dict[int, ProcessSample]:
-        """Return a sample for each rank whose process still runs; *pids* maps rank to process."""
-        samples = {}
-        for rank, pid in pids.items():
-            with suppress(psutil.Error):
-                samples[rank] = self._sample(psutil.Process(pid))
-        return samples
-
-    def _sample(self, process: psutil.Process) -> ProcessSample:
-        cpu_s, resident_bytes = _usage(process)
-        for child in _descendants(process.pid):
-            with suppress(psutil.Error):  # it has just ended; its parent has its seconds the next time
-                child_s, child_bytes = _usage(psutil.Process(child))
-                cpu_s, resident_bytes = cpu_s + child_s, resident_bytes + child_bytes
-        key = process.pid, process.create_time()
-        self._highest[key] = max(cpu_s, self._highest.get(key, 0.0))
-        return ProcessSample(self._highest[key], resident_bytes)
+def _sample(process: psutil.Process) -> ProcessSample:
+    cpu_s, resident_bytes = _usage(process)
+    for child in _descendants(process.pid):
+        with suppress(psutil.Error):  # it has just ended; its parent has its seconds the next time
+            child_s, child_bytes = _usage(psutil.Process(child))
+            cpu_s, resident_bytes = cpu_s + child_s, resident_bytes + child_bytes
+    return ProcessSample(cpu_s, resident_bytes)
 
 
 def _usage(process: psutil.Process) -> tuple[float, int]:

@@ -25,6 +25,7 @@ if TYPE_CHECKING:
 
     from prometheus_client.core import Metric as MetricFamily
 
+    from virnucpro.cost import CostRow
     from virnucpro.telemetry.snapshot import (
         BatchSeconds,
         GpuSample,
@@ -77,6 +78,11 @@ def _gpus(run: RunSnapshot) -> Iterator[tuple[Labels, GpuSample]]:
         yield (gpu.host, gpu.device, gpu.uuid), gpu
 
 
+def _costs(run: RunSnapshot) -> Iterator[tuple[Labels, CostRow]]:
+    for row in run.cost:
+        yield (row.stage, "" if row.worker is None else str(row.worker), row.host, row.device), row
+
+
 def _run(run: RunSnapshot) -> Iterator[tuple[Labels, RunSnapshot]]:
     yield (), run
 
@@ -99,6 +105,7 @@ _of_workers = _metric_of(RANK, _ranks)
 _of_ranks, _of_contigs = (_metric_of(RANK, partial(_ranks, counts=counts)) for counts in (SEQUENCES, CONTIGS))
 _of_works, _of_embeddings = _metric_of(MODEL, _works), _metric_of(MODEL, _embeddings)
 _of_gpus, _of_run = _metric_of(GPU, _gpus), _metric_of((), _run)
+_of_costs = _metric_of(("stage", "rank", "host", "device"), _costs)
 
 
 def _counts(
@@ -153,6 +160,12 @@ METRICS = (
            "Restarts of worker processes, by the class of the failure before."),
     _of_workers("virnucpro_worker_cpu_seconds_total", "counter", "seconds", lambda cost: cost.cpu_s,
               "Processor seconds, user and system, of a rank's processes."),
+    _of_costs("virnucpro_worker_gpu_seconds_total", "counter", "seconds", lambda row: row.gpu_seconds or None,
+              "Seconds for which a worker's processes held a GPU, divided by the workers that share it."),
+    _of_costs("virnucpro_stage_cpu_seconds_total", "counter", "seconds",
+              lambda row: row.cpu_seconds if row.worker is None else None,
+              "Processor seconds of the run's own process by stage, without those of stages within it (`dna/embed`); "
+              "stage `run`: outside of stages."),
     Metric("virnucpro_failed_sequences_total", "counter", "sequences",
            (*MODEL, "reason"), _counts(_works, lambda run: run.failed),
            "Sequences, copies included, that got no row because computing them failed, by failure class."),
@@ -177,6 +190,10 @@ METRICS = (
               "1 while the rank's process runs, 0 when it failed or was lost; absent while none is needed."),
     _of_workers("virnucpro_worker_resident_memory_bytes", "gauge", "bytes", lambda cost: cost.resident_bytes,
               "Bytes of resident memory of the rank's process."),
+    _of_costs("virnucpro_peak_memory_bytes", "gauge", "bytes", lambda row: row.peak_memory_bytes or None,
+              "Most resident memory of one of a worker's processes so far, or of the run's own, whose rank is empty."),
+    _of_costs("virnucpro_peak_gpu_memory_bytes", "gauge", "bytes", lambda row: row.peak_gpu_memory_bytes or None,
+              "Most GPU memory that torch's tensors took in one of a worker's processes that have ended."),
     _of_ranks("virnucpro_worker_tokens_left", "gauge", "tokens", lambda rank: rank.tokens_left,
               "Planned tokens that the rank was given and has not computed yet."),
     _of_workers("virnucpro_last_progress_timestamp_seconds", "gauge", "Unix time", lambda rank: rank.last_progress,
