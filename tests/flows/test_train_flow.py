@@ -45,7 +45,7 @@ def test_the_flow_gives_the_weights_of_the_command_though_a_worker_is_killed(tmp
     killer.done.set()
     assert state.is_completed(), state.message
     assert len(killer.killed) == 1
-    assert state.message.startswith("mine: on ")
+    assert state.message.startswith("mine: AUROC ")
     assert worker_processes() == {}
     assert "# mine" in artifact("train-card")
     assert artifact("train-classifier") == markdown_text(str(out / "MODEL_CARD.md"))
