@@ -2,8 +2,7 @@
 Train the bundled DNA encoder: ``python -m tools.encoders.dna FASTA... -o DIR``.
 
 Splits the genomes, trains a small MosaicBERT of DNABERT-S's architecture and tokenizer, evaluates on the held-out part,
-and writes weights and card into the folder, with a checkpoint from which the same command resumes. Needs PyTorch
-2.9 or later (Muon): the extra ``train``.
+and writes weights and card into the folder, with a checkpoint from which the same command resumes.
 """
 
 from __future__ import annotations
