@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import random
 import time
+from contextlib import ExitStack
 
 import pynvml
 import pytest
@@ -93,15 +94,13 @@ def test_an_idle_and_a_lost_gpu_of_eight_alert_and_nothing_else_does_and_the_das
         (queue,) = [one for one in client.read_work_queues(POOL) if one.name == QUEUE]
         client.update_work_queue(queue.id, concurrency_limit=1)
     rules = with_short_windows(tmp_path)
-    with (
-        exporter(service, tmp_path, ("-c", START), **{fake_gpus.NOW: str(now)}) as port,
-        prometheus(service, tmp_path, port, rules, [f"{targets}/*.json"]) as found,
-        worker(service, tmp_path, QUEUE) as log,
-    ):
+    with worker(service, tmp_path, QUEUE) as log, ExitStack() as watchers:
         runs = [
             service.start(deployment, fasta_files=[str(tmp_path / "in.fasta")], output_dir=str(tmp_path / name))
             for name in ("computes", "waits")
         ]
+        port = watchers.enter_context(exporter(service, tmp_path, ("-c", START), **{fake_gpus.NOW: str(now)}))
+        found = watchers.enter_context(prometheus(service, tmp_path, port, rules, [f"{targets}/*.json"]))
         info = f'virnucpro_run_info{{flow_run="{runs[0]}"}}'
         wait_until(lambda: found.vector(info), limit_s=LIMIT_S, log=log, interval_s=0.3)
         run_id = dict(next(iter(found.vector(info))))["run_id"]

@@ -116,3 +116,16 @@ def test_the_monitor_says_of_utilisation_what_nvidia_smi_says(cuda):
     assert min(len(ours), len(theirs)) >= 5
     assert max(ours) > 0.5
     assert statistics.mean(ours) == pytest.approx(statistics.mean(theirs), abs=0.10)
+
+
+def test_a_host_has_the_gpus_that_nvidia_smi_has(cuda):
+    pytest.importorskip("pynvml")
+    from virnucpro.telemetry.metrics.gpu_monitor import HostGpus
+
+    if not shutil.which("nvidia-smi"):
+        pytest.skip("there is no nvidia-smi")
+    question = ["nvidia-smi", "--query-gpu=index,uuid", "--format=csv,noheader"]
+    told = subprocess.run(question, capture_output=True, text=True, timeout=30, check=True)
+    samples = HostGpus().samples()
+    assert [f"{sample.device}, {sample.uuid}" for sample in samples] == told.stdout.splitlines()
+    assert not any(sample.is_lost for sample in samples)
