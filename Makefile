@@ -1,7 +1,7 @@
 # make demo   both flows on real sequences, with a worker that is killed: no GPU, no server to start; half a minute
 # make test   the tests, under 10 minutes on two cores
 # make e2e    the minutes-long tests: real Prefect on PostgreSQL, Prometheus, Chromium; make e2e-long: rare faults, all data
-# make e2e-newest   what touches Prefect's server, worker and page, with the newest Prefect; about five minutes
+# make e2e-newest   what touches Prefect's server, worker and page, with the newest Prefect; minutes
 # make clusters   Ray and Dask on two nodes of this machine, 20,000 proteins: killed, late, again and again; an hour or more
 # make soak   every fault many times over, under 30 minutes; the table goes to docs/reliability.md
 # make soak-calls   400 system calls of predict and embed fail, one in each run; a quarter of an hour; a table there, too
