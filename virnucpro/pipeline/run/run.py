@@ -69,13 +69,19 @@ def running(layout: FolderLayout, telemetry: RunTelemetry | None) -> Iterator[tu
             yield run_id, shown
             return
         shown.cost_before = cost_so_far(layout)
+
+        def note() -> None:
+            has_begun = read_manifest(layout.manifest).run_id == run_id
+            note_cost(layout, (*shown.cost_before, *(shown.cost() if has_begun else ())))
+
         try:
             with shown.running(layout, run_id):
                 yield run_id, shown
-        finally:
+        except BaseException:
             with suppress(OutputError, ResultError):  # the run was refused, or the disk is full
-                has_begun = read_manifest(layout.manifest).run_id == run_id
-                note_cost(layout, (*shown.cost_before, *(shown.cost() if has_begun else ())))
+                note()
+            raise
+        note()
 
 
 def cost_so_far(layout: FolderLayout) -> tuple[CostRow, ...]:
