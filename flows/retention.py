@@ -122,11 +122,16 @@ class _Retention:
     def _delete_textfiles(self) -> None:
         """Delete old files of runs' last figures where node_exporter reads them, which would show them for ever."""
         folder = os.environ.get(TEXTFILES)
-        for path in Path(folder).glob("virnucpro-*.prom") if folder else ():
-            if path.stat().st_mtime < self.before.timestamp():
-                get_run_logger().info("%s: %s", path, "would be deleted" if self.dry_run else "deleted")
-                if not self.dry_run:
-                    path.unlink(missing_ok=True)
+        for path in sorted(Path(folder).glob("virnucpro-*.prom")) if folder else ():
+            try:
+                is_old = path.is_file() and path.stat().st_mtime < self.before.timestamp()
+                if is_old and not self.dry_run:
+                    path.unlink()
+            except OSError as error:
+                self._note(path.name, "kept", error.strerror or str(error))
+            else:
+                if is_old:
+                    self._note(path.name, "would be deleted" if self.dry_run else "deleted", str(path))
 
     def _message(self, num_kept: int) -> str:
         size = sum(self.freed_bytes.values()) / 1e9
@@ -186,9 +191,11 @@ class _Retention:
                     self.client.delete_artifact(artifact.id)
 
     def _row(self, run: FlowRun, became: str, note: str) -> None:
-        at = "" if run.end_time is None else f"{run.end_time:%Y-%m-%d %H:%M}"
-        get_run_logger().info("%s, ended %s: %s%s", run.name, at, became, f": {note}" if note else "")
-        self.rows.append({"run": printable(run.name), "ended": at, "state": became, "note": note})
+        self._note(run.name, became, note, "" if run.end_time is None else f"{run.end_time:%Y-%m-%d %H:%M}")
+
+    def _note(self, name: str, became: str, note: str, ended: str = "") -> None:
+        get_run_logger().info("%s%s: %s%s", name, ended and f", ended {ended}", became, f": {note}" if note else "")
+        self.rows.append({"run": printable(name), "ended": ended, "state": became, "note": printable(note)})
 
 
 def _pages(

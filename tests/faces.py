@@ -111,7 +111,7 @@ def manifest_of(folder: Path) -> str:
             return "text"
         if isinstance(value, dict):
             return {key: plain(key, item) for key, item in value.items()}
-        if isinstance(value, float) or name == "pids":
+        if isinstance(value, float) or name in {"pids", "peak_memory_bytes"}:
             return "number"
         if isinstance(value, list):
             return [plain(name, item) for item in value]

@@ -16,8 +16,14 @@ from typing import Any
 from uuid import UUID
 
 from prefect import Flow
-from prefect.client.schemas.actions import ArtifactCreate
-from prefect.client.schemas.filters import FlowRunFilter, FlowRunFilterId, FlowRunFilterParentFlowRunId
+from prefect.client.schemas.actions import ArtifactCreate, ArtifactUpdate
+from prefect.client.schemas.filters import (
+    ArtifactFilter,
+    ArtifactFilterType,
+    FlowRunFilter,
+    FlowRunFilterId,
+    FlowRunFilterParentFlowRunId,
+)
 from prefect.client.schemas.objects import FlowRun, State, TaskRun
 from prefect.logging.handlers import APILogWorker
 from prefect.logging.loggers import flow_run_logger
@@ -34,6 +40,10 @@ from virnucpro.run_layout import RunLayout
 from virnucpro.store.manifest import PredictionManifest, TrainingManifest
 from virnucpro.telemetry.metrics.exposition import remove_forgotten_targets
 from virnucpro.telemetry.metrics.options import metrics_options
+from virnucpro.telemetry.snapshot import RankState
+
+LAST_STATES = {RankState.COMPLETE, RankState.LOST, RankState.STOPPED}
+"""Of a worker; its progress is as it was when the run ended."""
 
 
 def say_how_to_continue(flow: Flow[..., Any], flow_run: FlowRun, state: State[Any]) -> None:
@@ -69,7 +79,7 @@ def say_how_to_continue(flow: Flow[..., Any], flow_run: FlowRun, state: State[An
 
 def end_what_is_open(run_id: UUID, ending: Callable[..., State[Any]], *, before: datetime) -> None:
     """
-    End tasks and flow runs within a run whose process is gone: no other process would, and they would stay Running.
+    End tasks, flow runs and progress within a run whose process is gone: no other process would, and they would stay.
 
     *before*: Only those made before it, as the run may have begun again.
     """
@@ -88,6 +98,12 @@ def end_what_is_open(run_id: UUID, ending: Callable[..., State[Any]], *, before:
         for one in client.read_task_runs(flow_run_filter=of_these):
             if _is_open(one, before):
                 client.set_task_run_state(one.id, ended, force=True)
+        of_progress = ArtifactFilterType(any_=["progress"])
+        for shown in client.read_artifacts(artifact_filter=ArtifactFilter(type=of_progress), flow_run_filter=of_these):
+            share, *figures = (shown.description or "").split(" · ")
+            if figures and figures[0] not in LAST_STATES and (shown.created is None or shown.created < before):
+                as_it_is = " · ".join([share, RankState.STOPPED, *figures[-3:]])
+                client.update_artifact(shown.id, ArtifactUpdate(description=as_it_is))
 
 
 def _is_open(run: FlowRun | TaskRun, before: datetime) -> bool:
@@ -119,7 +135,10 @@ def _aftermath(flow_run: FlowRun, *, has_failed: bool) -> list[str]:
             if has_failed
             else "Start it again with the same parameters.",
         ]
-    return [*_what_is_there(status), *_what_to_do(status, restarts=bool(_box(flow_run, "result").get("restart")))]
+    if has_failed and status.state == "complete":
+        return [*_what_is_there(status), "This run changed nothing: do what its message says, then start it again."]
+    restarts = _box(flow_run, "result").get("restart") or flow_run.parameters.get("restart")
+    return [*_what_is_there(status), *_what_to_do(status, restarts=bool(restarts))]
 
 
 def _what_is_there(status: RunStatus) -> list[str]:

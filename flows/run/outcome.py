@@ -58,7 +58,7 @@ def ended(work: Callable[[], State[Any]], limits: Limits | None = None) -> State
     except VirNucProError as error:
         name = "TimedOut" if isinstance(error, TimeLimitError) else "Failed"
         state, code = Failed(name=name, message=str(error), data=error), error.exit_code
-    _label(code)
+    _label(ExitCode.CONFIGURATION if code is ExitCode.USAGE else code)  # a flow has no command line
     return state
 
 

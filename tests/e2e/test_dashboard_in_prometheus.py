@@ -17,6 +17,7 @@ import pytest
 from tests.dashboard import OBSERVABILITY, panels, substituted, variables
 from tests.debian_programs import Prometheus, program, started
 from tests.snapshots import rank_snapshot, run_snapshot, stage_snapshot, work_snapshot
+from virnucpro.cost import CostRow
 from virnucpro.telemetry.metrics.table import RunCollector
 from virnucpro.telemetry.snapshot import CONTIGS, NT, BatchSeconds, GpuSample, RankState
 
@@ -92,8 +93,11 @@ def snapshot_at(elapsed_s, now_s, run_id):
         stage_snapshot("fragments", is_over=True, seconds=5.0),
         stage_snapshot("embed", model=made.model, seconds=float(elapsed_s)),
     )
+    peaks = {"peak_memory_bytes": 2**30, "peak_gpu_memory_bytes": 2**33}
+    of_worker = CostRow("protein/embed", 0, "node-1", "cuda:0", gpu_seconds=float(elapsed_s), **peaks)
     return replace(
         run_snapshot(run_id=run_id, now=now_s),
+        cost=(CostRow("protein/embed", None, "node-1", "cpu", cpu_seconds=0.2 * elapsed_s), of_worker),
         embeddings=(contigs_at(elapsed_s, run_id), made),
         gpus=tuple(gpus),
         stages=stages,

@@ -29,8 +29,12 @@ def test_node_exporter_gives_the_figures_of_runs_side_by_side_without_an_error(t
     for command in commands:
         assert run(*command).code == 0
     ids = {json.loads((tmp_path / str(one[3]) / "run.json").read_text())["run_id"] for one in commands}
-    assert {path.name for path in folder.iterdir()} == {f"virnucpro-{one}.prom" for one in ids}
     assert len(ids) == 3
+    first = json.loads((tmp_path / "proteins" / "run.json").read_text())["run_id"]
+    assert run(*commands[0], "--restart").code == 0
+    ids.add(json.loads((tmp_path / "proteins" / "run.json").read_text())["run_id"])
+    ids.remove(first)
+    assert len(list(folder.glob("virnucpro-*.prom"))) == len(list(folder.iterdir())) == 3
     assert {path.stat().st_mode & 0o444 for path in folder.iterdir()} == {0o444 & ~current_umask()}
     options = ("--collector.disable-defaults", "--collector.textfile", f"--collector.textfile.directory={folder}")
     with started("prometheus-node-exporter", *options, folder=tmp_path / "node_exporter") as url:

@@ -217,7 +217,7 @@ def test_every_file_of_ours_that_a_container_mounts_is_there():
 def test_runs_are_limited_by_queues_that_bootstrap_makes_and_leases_of_other_limits_outlive_a_restart_of_the_server():
     deployed = yaml.safe_load((REPOSITORY / "prefect.yaml").read_text())["deployments"]
     (queues,) = re.findall(r"^QUEUES = (.*)$", (DEPLOYMENTS / "bootstrap").read_text(), re.MULTILINE)
-    assert sorted(deployment["work_pool"]["work_queue_name"] for deployment in deployed) == list(literal_eval(queues))
+    assert sorted({deployment["work_pool"]["work_queue_name"] for deployment in deployed}) == list(literal_eval(queues))
     name, storage = "PREFECT_SERVER_CONCURRENCY_LEASE_STORAGE", "prefect.server.concurrency.lease_storage.filesystem"
     unit = (DEPLOYMENTS / "systemd" / "virnucpro-server.service").read_text()
     assert f"Environment={name}={storage}\n" in unit

@@ -7,6 +7,7 @@ here ends a run: it is logged once.
 
 from __future__ import annotations
 
+import hashlib
 import queue
 import shutil
 import threading
@@ -312,14 +313,18 @@ class RunTelemetry:
     def _leave_files(self) -> None:
         """Write the last figures, and the timeline of a profiled run, which stay in the folder."""
         assert self._layout is not None
+        here = self._layout.output_dir.absolute()
         try:
             registry = CollectorRegistry()
             registry.register(RunCollector(self.snapshot, names_run=True))  # files of several runs share a folder
             figures = generate_latest(registry)
             durable.write_bytes(self._layout.metrics_textfile, figures)
             merge_trace([work.facts.layout.spans_dir for work in self._works], self._stages_now(), self._layout.trace)
-            if self._options.textfiles_dir is not None:
-                durable.write_bytes(Path(self._options.textfiles_dir) / f"virnucpro-{self._run_id}.prom", figures)
+            if (folder := self._options.textfiles_dir) is not None:
+                if not Path(folder).is_dir():
+                    raise OutputError(Path(folder), "there is no such folder")
+                of_output = hashlib.sha256(bytes(here)).hexdigest()[:12]  # a resumed run replaces its file
+                durable.write_bytes(Path(folder) / f"virnucpro-{of_output}.prom", figures)
         except OutputError as error:
             log.warning("telemetry.not_written", path=error.path, reason=error.what)
 

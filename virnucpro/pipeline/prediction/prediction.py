@@ -41,7 +41,7 @@ from virnucpro.store.manifest import RunManifest
 
 if TYPE_CHECKING:
     from collections import Counter
-    from collections.abc import Callable, Mapping, Sequence
+    from collections.abc import Callable, Sequence
 
     from virnucpro.arrays import BoolArray
     from virnucpro.calls.frame_order import FrameOrder
@@ -146,7 +146,6 @@ def composition_stage(run: PredictionRun, compute: Callable[..., ContigRun], sta
         done = compute(works, task="score_contigs", join="aggregate_scores")
         quarantined.update(done.quarantined)
         stages.do("validate_scores", lambda: works[0].validate(done.units.lengths_nt))
-        _remove_parts(run, "composition", quarantined)
         return done.counts
 
     def is_whole(record: StageRecord) -> bool:
@@ -162,10 +161,9 @@ def composition_stage(run: PredictionRun, compute: Callable[..., ContigRun], sta
     )
 
 
-def _remove_parts(run: PredictionRun, stage: str, quarantined: Mapping[int, object]) -> None:
+def _remove_parts(run: PredictionRun) -> None:
     """Remove what was found of units, unless another start is to compute contigs in quarantine with the rest of it."""
-    others = [record for name, record in run.manifest.stages.items() if name != stage]
-    if not quarantined and not any(record.quarantined for record in others):
+    if not any(record.quarantined for record in run.manifest.stages.values()):
         durable.remove_tree(run.layout.contig_parts)
 
 
@@ -294,7 +292,6 @@ def call(
             done = compute([genes], task="find_genes", join="aggregate_genes")
             counts |= done.counts
             quarantined.update(done.quarantined)
-        _remove_parts(run, "contigs", quarantined)  # also those of a start that was killed, and was to find genes
         return counts
 
     run.do(
@@ -307,6 +304,7 @@ def call(
             quarantined=quarantined,
         )
     )
+    _remove_parts(run)  # not before what is made of them is recorded: a kill between would cost it all
 
 
 def _call_rules(run: PredictionRun, order: FrameOrder) -> CallRules:

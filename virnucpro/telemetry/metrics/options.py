@@ -26,7 +26,7 @@ class MetricsOptions:
     targets_dir: str | None = None
     """Folder of ``file_sd_configs`` that gets a file with the served address while the run is running."""
     textfiles_dir: str | None = None
-    """Folder of node_exporter's textfile collector that gets the last figures, in a file a run."""
+    """Folder of node_exporter's textfile collector that gets the last figures, in a file a run's folder."""
     pushgateway: str | None = None
     """URL of a Prometheus pushgateway; None pushes nothing."""
 
@@ -70,11 +70,12 @@ def metrics_options(monitoring: Monitoring | None = None) -> MetricsOptions:
     # a run that asks to push is not found as well: every sum would count it twice
     targets = asked.metrics_targets or ("" if asked.pushgateway else found["metrics_targets"])
     port = _port(found["metrics_port"]) if asked.metrics_port is None else asked.metrics_port
+    textfiles = os.environ.get(TEXTFILES)
     return MetricsOptions(
         port=0 if port is None and targets else port,
         targets_dir=str(Path(targets).absolute()) if targets else None,
         network=asked.metrics_network or found["metrics_network"],
-        textfiles_dir=os.environ.get(TEXTFILES) or None,
+        textfiles_dir=str(Path(textfiles).absolute()) if textfiles else None,
         pushgateway=asked.pushgateway or found["pushgateway"] or None,
     )
 
