@@ -123,11 +123,18 @@ def logs_of(service, run: UUID) -> list[str]:
 
 
 def artifacts_of(service, run: UUID) -> dict[str, str]:
+    return {artifact.key: artifact.data for artifact in _artifacts(service, run)}
+
+
+def progress_of(service, run: UUID) -> list[str]:
+    return [artifact.description for artifact in _artifacts(service, run) if artifact.type == "progress"]
+
+
+def _artifacts(service, run: UUID):
     from prefect.client.schemas.filters import ArtifactFilter, ArtifactFilterFlowRunId
 
     with service.client() as client:
-        found = client.read_artifacts(artifact_filter=ArtifactFilter(flow_run_id=ArtifactFilterFlowRunId(any_=[run])))
-    return {artifact.key: artifact.data for artifact in found}
+        return client.read_artifacts(artifact_filter=ArtifactFilter(flow_run_id=ArtifactFilterFlowRunId(any_=[run])))
 
 
 def state_names(service, run: UUID) -> list[str]:
@@ -369,6 +376,7 @@ def test_a_run_whose_process_is_killed_is_crashed_and_leaves_no_orphan_and_a_ret
     check_it_says_how_to_continue(job, run)
     wait_until(lambda: not open_tasks(service, run), limit_s=30)
     assert {rank.state_name for rank in ranks_of(service, run).values()} == {"Crashed"}
+    wait_until(lambda: {text.split(" · ")[1] for text in progress_of(service, run)} == {"stopped"}, limit_s=30)
     let_both_report(worker, run)
     retry(service, run)
     job.check_complete(run, before)

@@ -40,6 +40,7 @@ from virnucpro.pipeline.prediction.composition import Composition, Homology
 from virnucpro.pipeline.prediction.contig_work import ContigUnits, divided, units_of
 from virnucpro.pipeline.prediction.contig_worker import contig_worker
 from virnucpro.pipeline.prediction.prediction import run_prediction
+from virnucpro.pipeline.run.stages import StagedRun
 from virnucpro.pipeline.run.verification import verify_run
 from virnucpro.report.prediction.page import write_report
 from virnucpro.run_layout import PredictionLayout
@@ -554,3 +555,24 @@ def test_a_prediction_lists_a_contig_that_ends_processes_and_the_next_start_comp
     assert not layout.contig_parts.exists()
     for path in (layout.contigs, layout.genes, layout.gene_proteins, layout.viral_fasta):
         assert path.read_bytes() == (tmp_path / "whole" / path.name).read_bytes()
+
+
+def test_a_kill_before_a_stage_is_recorded_costs_nothing_of_it(tmp_path, monkeypatch):
+    monkeypatch.setattr(contig_run, "HERE", 0)  # a process, however small the input
+    chooser = random.Random(9)
+    records = [(f"k{n}", "".join(chooser.choices("ACGT", k=900))) for n in range(12)]
+    fasta, out = write_fasta(tmp_path / "in.fa", records), tmp_path / "out"
+    arguments = {"write_report": write_report, "limits": RunLimits()}
+
+    def is_killed(_run, stage, *_args, **_more):
+        assert stage == "composition"
+        raise KeyboardInterrupt
+
+    with monkeypatch.context() as patch:
+        patch.setattr(StagedRun, "record", is_killed)
+        with pytest.raises(KeyboardInterrupt):
+            run_prediction([fasta], out, prediction_config(), [CPU], **arguments)
+    ends_if_it_computes = partial(LocalRanks, worker("worker_with_poison"))
+    result = run_prediction([fasta], out, prediction_config(), [CPU], **arguments, executor=ends_if_it_computes)
+    assert (result.state, result.counts.get("quarantined", 0)) == ("complete", 0)
+    assert not PredictionLayout(out).contig_parts.exists()

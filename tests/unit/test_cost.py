@@ -32,6 +32,7 @@ from virnucpro.telemetry.run_telemetry import RunTelemetry
 
 PROCESS_S = 0.35
 """Processor seconds of a process that nobody counts: the interpreter before our code, and the system's end of it."""
+RARE = (pytest.mark.slow, pytest.mark.long)
 SAMPLED_S = 3.0
 """Most seconds that a process may run on after its last sample."""
 
@@ -126,7 +127,7 @@ def test_a_worker_that_was_killed_counts_up_to_its_last_sample_and_with_those_th
     assert (by_worker[0]["restarts"], by_worker[1]["restarts"], cost["total"]["restarts"]) == (1, 0, 1)
 
 
-@pytest.mark.parametrize("state", ["failed", "partial", "stopped"])
+@pytest.mark.parametrize("state", ["failed", pytest.param("partial", marks=RARE), "stopped"])
 def test_a_run_without_a_whole_result_has_its_cost(job, state):
     stop, plan, options = threading.Event(), {"burn_s": 0.05}, {}
     if state == "failed":
@@ -180,7 +181,7 @@ def test_a_folder_of_an_earlier_version_is_continued_and_counts_from_then_on(job
     assert first + job.cost["total"]["tokens"] == sum(len(one) + 2 for one in set(job.sequences.values()))
 
 
-@pytest.mark.parametrize("is_marked", [False, True])
+@pytest.mark.parametrize("is_marked", [pytest.param(False, marks=RARE), True])
 def test_a_start_that_was_killed_counts_up_to_its_last_status(job, is_marked):
     """*is_marked*: a hook notes that it was killed, before it is continued."""
     layout = RunLayout(job.out)
