@@ -8,8 +8,10 @@ runs again finds there what the one before has finished.
 import threading
 from collections.abc import Callable, Mapping
 from concurrent.futures import wait
+from contextlib import suppress
 from functools import partial
 from typing import Any, TypeVar, cast
+from uuid import UUID
 
 from prefect import Task, allow_failure, task
 from prefect.cache_policies import NO_CACHE
@@ -17,8 +19,9 @@ from prefect.client.schemas.objects import State, TaskRun
 from prefect.futures import PrefectConcurrentFuture
 from prefect.logging import get_run_logger
 from prefect.runtime import flow_run, task_run
-from prefect.states import Cancelled, Failed
+from prefect.states import Cancelled, Failed, Running
 
+from flows.run.api import client_that_asks_once
 from flows.run.telemetry import log_level
 from virnucpro.config import RunLimits
 from virnucpro.errors import VirNucProError
@@ -124,6 +127,8 @@ def compute_rank(
         done: Rank | State[Any] = without_traceback(partial(_compute_here, work, recovery, stop))
         return done
     outcome, logger = recovery.ranks[rank], get_run_logger()
+    if task_run.run_count > 1:
+        _say_why_again(outcome)
 
     def on_message(_rank: int, message: dict[str, Any]) -> None:
         if message.get("kind") == "log":
@@ -153,6 +158,13 @@ def compute_rank(
     if outcome.state != "complete":
         raise RankFailedError(outcome, is_final=True)
     return outcome
+
+
+def _say_why_again(outcome: Rank) -> None:
+    """Give the state of this attempt a message: Prefect's own, of a retry, has none."""
+    with suppress(Exception), client_that_asks_once() as client:  # the task's log has it
+        state: State[Any] = Running(name="Retrying", message=f"{outcome.failure}: {outcome.reason}")
+        client.set_task_run_state(UUID(str(task_run.id)), state, force=True)
 
 
 def _compute_here(work: Work, recovery: Recovery, stop: threading.Event) -> Rank:

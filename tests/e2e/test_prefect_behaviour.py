@@ -426,10 +426,12 @@ def test_a_rank_that_fails_twice_is_tried_three_times_and_the_run_completes(work
     job.service.wait_for_state(run, "Completed", limit_s=RUN_LIMIT_S)
     rank = ranks_of(job.service, run)["embed_shard 0 on cpu"]
     with job.service.client() as client:
-        states = [state.name for state in client.read_task_run_states(rank.id)]
-    print(states)
+        found = client.read_task_run_states(rank.id)
+    states, messages = ([getattr(state, name) for state in found] for name in ("name", "message"))
+    print(states, messages)
     assert rank.run_count == 3
     assert states.count("AwaitingRetry") == 2
+    assert len([text for text in messages if text and "signal 9" in text and text.startswith("died: ")]) == 2
     assert any(" - Retry 2/2 will start " in line for line in logs_of(job.service, run))
     assert compare_rows(job.out, job.sequences) == RowsFound()
 
