@@ -127,7 +127,8 @@ def worker(service, folder, queue):
 
 
 OF_CONTIGS = "virnucpro_contigs_", "virnucpro_nucleotides_", "virnucpro_worker_nucleotides_"
-ELSEWHERE = "virnucpro_gpu_", "virnucpro_host_gpu_", *OF_CONTIGS
+OF_GPU_WORKERS = "virnucpro_worker_gpu_", "virnucpro_peak_gpu_"
+ELSEWHERE = "virnucpro_gpu_", "virnucpro_host_gpu_", *OF_GPU_WORKERS, *OF_CONTIGS
 """Metrics that a run which embeds on processors has not: those of GPUs, and of workers on contigs."""
 
 

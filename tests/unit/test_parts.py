@@ -60,6 +60,18 @@ def test_a_part_that_its_rank_seals_meanwhile_is_gone_and_not_unwritable(tmp_pat
     assert not (tmp_path / "shard_0.h5").exists()
 
 
+def test_a_part_that_goes_while_hdf5_opens_it_is_gone_and_not_unreadable(tmp_path, monkeypatch):
+    source = SealedBlocks.open(write_part(tmp_path, [block(1)], plan_fingerprint="p"))
+
+    def goes(path, *_args, **_more):
+        source.path.unlink()
+        raise OSError("Unable to synchronously open file (can't retrieve stat info for file)")
+
+    monkeypatch.setattr(schema.h5py, "File", goes)
+    with pytest.raises(SourceGoneError):
+        next(source.iter_sequence_ids())
+
+
 def test_a_part_gives_back_blocks_positions_ids_and_rows(tmp_path):
     blocks = [block(2, 3), block(7, 1), block(9, 5)]
     path = write_part(tmp_path, blocks, plan_fingerprint="the plan")

@@ -10,6 +10,7 @@ This module knows names, types and the checks on untrusted files. It does not kn
 
 from __future__ import annotations
 
+import errno
 import os
 import threading
 from contextlib import contextmanager
@@ -84,7 +85,12 @@ h5py.register_driver(_UNBUFFERED, lambda access: access.set_sieve_buf_size(0))
 
 def open_hdf5(path: Path | str, mode: str, **driver: Any) -> h5py.File:
     """Open HDF5 without its own lock, which some file systems lack; the only place that calls ``h5py.File``."""
-    return h5py.File(path, mode, locking=False, **driver)
+    try:
+        return h5py.File(path, mode, locking=False, **driver)
+    except OSError as error:
+        if mode == "r" and not os.path.lexists(path):  # removed while HDF5 opened it, which has no errno then
+            raise FileNotFoundError(errno.ENOENT, os.strerror(errno.ENOENT), os.fspath(path)) from error
+        raise
 
 
 def open_checked(path: Path, *, is_known: bool = False) -> h5py.File:

@@ -313,18 +313,14 @@ class RunTelemetry:
     def _leave_files(self) -> None:
         """Write the last figures, and the timeline of a profiled run, which stay in the folder."""
         assert self._layout is not None
-        here = self._layout.output_dir.absolute()
         try:
             registry = CollectorRegistry()
             registry.register(RunCollector(self.snapshot, names_run=True))  # files of several runs share a folder
             figures = generate_latest(registry)
             durable.write_bytes(self._layout.metrics_textfile, figures)
             merge_trace([work.facts.layout.spans_dir for work in self._works], self._stages_now(), self._layout.trace)
-            if (folder := self._options.textfiles_dir) is not None:
-                if not Path(folder).is_dir():
-                    raise OutputError(Path(folder), "there is no such folder")
-                of_output = hashlib.sha256(bytes(here)).hexdigest()[:12]  # a resumed run replaces its file
-                durable.write_bytes(Path(folder) / f"virnucpro-{of_output}.prom", figures)
+            if self._options.textfiles_dir is not None:
+                _write_textfile(Path(self._options.textfiles_dir), self._layout.output_dir.absolute(), figures)
         except OutputError as error:
             log.warning("telemetry.not_written", path=error.path, reason=error.what)
 
@@ -401,3 +397,10 @@ class RunTelemetry:
         if event not in self._complaints:
             self._complaints.add(event)
             log.warning(event, reason=reason)
+
+
+def _write_textfile(folder: Path, output_dir: Path, figures: bytes) -> None:
+    """Write the last figures for node_exporter, in place of those of earlier starts of the run."""
+    if not folder.is_dir():
+        raise OutputError(folder, "there is no such folder")
+    durable.write_bytes(folder / f"virnucpro-{hashlib.sha256(bytes(output_dir)).hexdigest()[:12]}.prom", figures)
