@@ -22,7 +22,7 @@ from tests.e2e.test_prefect_in_prometheus import OF_CONTIGS, exporter, prometheu
 from tests.faults.processes import make_proteins
 from tests.prefect_service import POOL, wait_until
 
-pytestmark = [pytest.mark.slow, pytest.mark.timeout(300)]
+pytestmark = [pytest.mark.slow, pytest.mark.long, pytest.mark.timeout(300)]
 
 GPUS = 8
 BUSY = {"utilization_percent": 93, "memory_used_bytes": 60 << 30, "memory_total_bytes": 80 << 30, "lost": False}

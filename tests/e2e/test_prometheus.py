@@ -178,6 +178,7 @@ def test_a_worker_that_is_killed_counts_one_restart_and_no_sequence_twice(watch,
     assert run.number("sum(resets({s}[10m]))") == 0
 
 
+@pytest.mark.long
 def test_a_run_that_was_killed_shows_as_down_and_its_next_start_begins_at_the_durable_rows(watch, tmp_path, data_dir):
     fasta = tmp_path / "proteins.fasta"
     write_fasta(fasta, proteins(data_dir, 900, distinct=True))

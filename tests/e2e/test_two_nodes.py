@@ -273,7 +273,8 @@ def test_a_node_that_is_killed_every_minute_costs_its_units_only(
     assert layout.embeddings.read_bytes() == expected_of_twice
 
 
-@pytest.mark.parametrize("engine", ["dask", pytest.param("ray", marks=pytest.mark.long)])
+@pytest.mark.long
+@pytest.mark.parametrize("engine", ["dask", "ray"])
 def test_a_node_that_sees_another_input_is_named_and_computes_nothing(engine, hosts, examples_dir, tmp_path):
     fasta, other = tmp_path / "in.fasta", tmp_path / "other.fasta"
     text = (examples_dir / "proteins.fasta").read_text()

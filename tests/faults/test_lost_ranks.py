@@ -62,7 +62,7 @@ def test_a_device_that_goes_costs_no_sequence_its_row(tmp_path, proteins):
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("seed_of_lengths", [1, 2, 3])
+@pytest.mark.parametrize("seed_of_lengths", [1, *(pytest.param(seed, marks=pytest.mark.long) for seed in (2, 3))])
 def test_a_device_that_goes_slowly_costs_no_row_and_is_named(tmp_path, seed_of_lengths):
     sequences = make_proteins(tmp_path / "in.fasta", random.Random(seed_of_lengths), 80)
     config = fakes.hash_config(

@@ -68,7 +68,7 @@ def expected(one_at_a_time, proteins):
 
 @pytest.mark.parametrize(
     ("workers", "loader_processes", "token_budget"),
-    [(1, 0, 4096), (2, 0, 1600), pytest.param(1, 2, 3000, marks=pytest.mark.slow)],
+    [(1, 0, 4096), (2, 0, 1600), pytest.param(1, 2, 3000, marks=[pytest.mark.slow, pytest.mark.long])],
 )
 def test_every_row_equals_fair_esms_within_1e_5(
     tmp_path, checkpoint, proteins, expected, workers, loader_processes, token_budget

@@ -108,7 +108,11 @@ def test_more_workers_than_sequences(tmp_path):
 
 
 @pytest.mark.parametrize(
-    "how", ["sigkill", *(pytest.param(how, marks=pytest.mark.slow) for how in ("refuse", "exit7", "sigstop"))]
+    "how",
+    [
+        "sigkill",
+        *(pytest.param(how, marks=[pytest.mark.slow, pytest.mark.long]) for how in ("refuse", "exit7", "sigstop")),
+    ],
 )
 def test_what_a_failed_run_finished_is_kept_and_a_second_run_completes_it(tmp_path, proteins, how):
     fasta, sequences = proteins
