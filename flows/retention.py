@@ -124,14 +124,12 @@ class _Retention:
         folder = os.environ.get(TEXTFILES)
         for path in sorted(Path(folder).glob("virnucpro-*.prom")) if folder else ():
             try:
-                is_old = path.is_file() and path.stat().st_mtime < self.before.timestamp()
-                if is_old and not self.dry_run:
-                    path.unlink()
+                if path.is_file() and path.stat().st_mtime < self.before.timestamp():
+                    if not self.dry_run:
+                        path.unlink()
+                    self._note(path.name, "would be deleted" if self.dry_run else "deleted", str(path))
             except OSError as error:
                 self._note(path.name, "kept", error.strerror or str(error))
-            else:
-                if is_old:
-                    self._note(path.name, "would be deleted" if self.dry_run else "deleted", str(path))
 
     def _message(self, num_kept: int) -> str:
         size = sum(self.freed_bytes.values()) / 1e9

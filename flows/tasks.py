@@ -163,8 +163,8 @@ def compute_rank(
 def _say_why_again(outcome: Rank) -> None:
     """Give the state of this attempt a message: Prefect's own, of a retry, has none."""
     with suppress(Exception), client_that_asks_once() as client:  # the task's log has it
-        state: State[Any] = Running(name="Retrying", message=f"{outcome.failure}: {outcome.reason}")
-        client.set_task_run_state(UUID(str(task_run.id)), state, force=True)
+        why: State[Any] = Running(name="Retrying", message=f"{outcome.failure}: {outcome.reason}")
+        client.set_task_run_state(UUID(str(task_run.id)), why, force=True)
 
 
 def _compute_here(work: Work, recovery: Recovery, stop: threading.Event) -> Rank:

@@ -29,7 +29,6 @@ class CostRow:
     restarts: int = 0
     peak_memory_bytes: int = 0
     peak_gpu_memory_bytes: int = 0
-    """Most of one process; 0 where that is not known."""
 
     def __add__(self, other: CostRow) -> CostRow:
         sums: dict[str, Any] = {name: round(getattr(self, name) + getattr(other, name), 3) for name in _SUMS}

@@ -79,7 +79,6 @@ class GpuSample:
 
     @property
     def is_lost(self) -> bool:
-        """Whether the driver reports nothing of it."""
         return self == self.without_values()
 
     def without_values(self) -> GpuSample:

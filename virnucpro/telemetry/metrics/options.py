@@ -70,12 +70,11 @@ def metrics_options(monitoring: Monitoring | None = None) -> MetricsOptions:
     # a run that asks to push is not found as well: every sum would count it twice
     targets = asked.metrics_targets or ("" if asked.pushgateway else found["metrics_targets"])
     port = _port(found["metrics_port"]) if asked.metrics_port is None else asked.metrics_port
-    textfiles = os.environ.get(TEXTFILES)
     return MetricsOptions(
         port=0 if port is None and targets else port,
         targets_dir=str(Path(targets).absolute()) if targets else None,
         network=asked.metrics_network or found["metrics_network"],
-        textfiles_dir=str(Path(textfiles).absolute()) if textfiles else None,
+        textfiles_dir=str(Path(textfiles).absolute()) if (textfiles := os.environ.get(TEXTFILES)) else None,
         pushgateway=asked.pushgateway or found["pushgateway"] or None,
     )
 
