@@ -236,12 +236,15 @@ class _Recorder:
     def _append(self, *events: dict[str, Any]) -> None:
         if self._descriptor is None:
             return
+        lines = b"".join(_LINES.encode(event).encode() + b"\n" for event in events)
+        refused = "the disk took a line in part"  # which nothing may follow
         try:
-            os.write(self._descriptor, b"".join(_LINES.encode(event).encode() + b"\n" for event in events))
+            if os.write(self._descriptor, lines) == len(lines):
+                return
         except OSError as error:  # a missing timeline must not fail the run
-            log.warning("spans.unwritable: %s: %s", self._path, error.strerror or error)
-            os.close(self._descriptor)
-            self._descriptor = None
+            refused = error.strerror or str(error)
+        log.warning("spans.unwritable: %s: %s", self._path, refused)
+        self.close()
 
     def _end(self, why: str, *, at_ns: int) -> None:
         log.warning("spans.ended: %s", why)

@@ -130,6 +130,18 @@ def test_a_folder_that_cannot_be_made_records_nothing(tmp_path, caplog):
     assert "spans.unwritable" in caplog.text
 
 
+def test_nothing_follows_a_line_that_a_full_disk_took_in_part(folder, monkeypatch, caplog):
+    enable(folder)
+    (path,), write = folder.iterdir(), os.write
+    before = path.read_bytes()
+    monkeypatch.setattr(spans.os, "write", lambda descriptor, data: write(descriptor, data[:9]))
+    spans.add(spans.COMPUTE, 0, 1)
+    monkeypatch.undo()
+    spans.add(spans.COMPUTE, 1, 2)  # there is room again
+    assert len(path.read_bytes()) == len(before) + 9
+    assert "took a line in part" in caplog.text
+
+
 def test_threads_do_not_tear_each_others_lines(folder):
     enable(folder)
 

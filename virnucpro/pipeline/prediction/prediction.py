@@ -122,6 +122,8 @@ def run_prediction(
             if config.composition is not None:
                 with stages.shown("composition"):
                     run.do(composition_stage(run, partial(compute, executor=executor()), stages))
+                    if "composition" in run.computed:
+                        _remove_parts(run)
             embeddings: list[RunResult] = []
             if config.cascade is not None:
                 stages.do("fragments", lambda: run.do(fragments_stage(run, stop)))
